@@ -1,0 +1,87 @@
+// What can be checked without lowering a model: declarations, overrides, and a plan's settings
+// against the sizes that the model's dims evaluate to. compile.cpp calls, in this order:
+// checkFiles, choosePlan, (evaluates the dims), checkPlan.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "frontend/ast.h"
+#include "frontend/frontend.h"
+#include "ir/diagnostics.h"
+#include "ir/type.h"
+#include "llvm/ADT/ArrayRef.h"
+#include "llvm/ADT/StringRef.h"
+
+namespace planc {
+
+// Every declaration of the files by name; of duplicates the first.
+struct Scope {
+  std::map<std::string, const ast::Device*, std::less<>> devices;
+  std::map<std::string, const ast::Cluster*, std::less<>> clusters;
+  std::map<std::string, const ast::Module*, std::less<>> modules;  // modules and models
+  std::map<std::string, const ast::Plan*, std::less<>> plans;
+  std::vector<const ast::Plan*> ownPlans;  // those of the last file, in its order
+
+  const ast::Module* module(llvm::StringRef name) const;  // null: none
+  std::vector<std::string> moduleNames(bool models) const;  // for suggestions
+};
+
+// A dim of the model as evaluated, and where it is declared.
+struct DimInfo {
+  int64_t size = 0;
+  Loc loc;
+};
+using DimMap = std::map<std::string, DimInfo>;
+
+// What a plan asks for, defaults filled in.
+struct PlanSettings {
+  std::string name;
+  int64_t seed = 0;
+  int64_t microbatches = 1;
+  Elem precision = Elem::F32;
+  Elem gradients = Elem::F32;
+  Words recompute;            // `none` gives an empty list
+  std::string optimizer = "adamw";
+  // lr warmup cosine floor beta1 beta2 eps decay momentum clip: all are present for each optimizer;
+  // those that it lacks are 0.
+  std::map<std::string, double> numbers;
+  std::vector<std::pair<std::string, int64_t>> grid;  // after --grid
+  int64_t ranks = 1;          // the product of the grid's sizes
+  Loc gridLoc;                // of the `grid` statement, or of the plan
+};
+
+// Fills `scope` and checks all declarations: duplicates, units, devices, clusters, parameters,
+// statements at places where they can't stand, a plan's model and cluster, and its overrides (names
+// known, none twice) with those of -D and --grid. True when it found no error.
+bool checkFiles(const std::vector<std::unique_ptr<ast::File>>& files,
+                const CompileOptions& options, Scope& scope, Diagnostics& diags);
+
+// The plan that the options ask for: `options.plan`, or the only one of the last file. Null: reported.
+const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, Diagnostics& diags);
+
+// Checks a plan's statements against the sizes of the model's dims and fills `settings`. `dims` may
+// be incomplete when the model has errors of its own: then pass `complete` false, and unknown dims
+// are not reported. True when it found no error.
+bool checkPlan(const ast::Plan& plan, const Scope& scope, const DimMap& dims, bool complete,
+               const CompileOptions& options, PlanSettings& settings, Diagnostics& diags);
+
+// The builtin functions' names (docs/language.md lists them), sorted: for suggestions and `recompute`.
+llvm::ArrayRef<llvm::StringRef> builtinNames();
+
+// A quantity in base units: bytes, bytes/s, seconds, operations/s, or a plain number.
+enum class UnitKind { None, Bytes, BytesPerSecond, Seconds, OpsPerSecond };
+// Reports a missing or wrong unit; `what` is the key that the quantity belongs to.
+std::optional<double> inBaseUnits(const ast::Quantity& quantity, UnitKind kind, Diagnostics& diags,
+                                  llvm::StringRef what);
+// A plain whole number from `least` to `most`; reports anything else.
+std::optional<int64_t> wholeNumber(const ast::Quantity& quantity, llvm::StringRef what,
+                                   int64_t least, int64_t most, Diagnostics& diags);
+// `8`, `0.0003`: for messages.
+std::string printNumber(double value);
+
+}  // namespace planc

@@ -1,0 +1,304 @@
+// The IR: one SSA form for all levels. A Module holds variables (weights, gradients, saved
+// activations, inputs) and functions; a Function has one Block; `repeat` and `fused` ops have a
+// Block of their own. Ops and values live in the module and are passed by pointer. What an op kind
+// means stands in ops.def.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "ir/type.h"
+#include "llvm/ADT/ArrayRef.h"
+#include "llvm/ADT/SmallVector.h"
+#include "llvm/ADT/StringRef.h"
+
+namespace planc {
+
+class Op;
+class Block;
+struct Module;
+
+// A place in a plan file. line 0: no place.
+struct Loc {
+  uint32_t file = 0;
+  uint32_t line = 0;
+  uint32_t column = 0;
+  uint32_t length = 1;  // of the token, in bytes; for carets only, not part of IR text
+
+  bool known() const { return line != 0; }
+};
+
+enum class OpKind : uint8_t {
+#define OP(Kind, ...) Kind,
+#include "ir/ops.def"
+};
+
+enum Trait : uint32_t {
+  None = 0,
+  Elementwise = 1,
+  InPlace = 2,
+  Effect = 4,
+  Var = 8,
+  Accumulates = 16,
+  Gradient = 32,
+};
+
+struct OpInfo {
+  OpKind kind;
+  llvm::StringRef text;
+  int minOperands, maxOperands;  // max -1: any number
+  int results;                   // -1: any number
+  llvm::StringRef special;       // attribute names, comma-separated
+  uint32_t traits;
+  llvm::StringRef doc;
+};
+const OpInfo& info(OpKind kind);
+llvm::ArrayRef<OpInfo> allOps();
+std::optional<OpKind> opByName(llvm::StringRef text);
+
+// An attribute's value: a flag or integer, a number, a word or string, or a list of words.
+using Words = std::vector<std::string>;
+using Attr = std::variant<int64_t, double, std::string, Words>;
+
+// Attributes sorted by key, so that printing is deterministic.
+class Attrs {
+ public:
+  Attrs() = default;
+  Attrs(std::initializer_list<std::pair<std::string, Attr>> list);
+  void set(llvm::StringRef key, Attr value);
+  void erase(llvm::StringRef key);
+  const Attr* find(llvm::StringRef key) const;
+  bool has(llvm::StringRef key) const { return find(key) != nullptr; }
+  // The value, or the default when absent; a wrong kind of value also gives the default (the
+  // verifier reports it). `number` takes integers too.
+  int64_t integer(llvm::StringRef key, int64_t fallback = 0) const;
+  double number(llvm::StringRef key, double fallback = 0) const;
+  std::string word(llvm::StringRef key) const;
+  Words words(llvm::StringRef key) const;
+  auto begin() const { return list_.begin(); }
+  auto end() const { return list_.end(); }
+  size_t size() const { return list_.size(); }
+  bool operator==(const Attrs&) const = default;
+
+ private:
+  std::vector<std::pair<std::string, Attr>> list_;
+};
+
+// Where a value lies at rank level: bytes from the arena's start, plus a stride for each enclosing
+// `repeat` (by dim name) whose iteration moves it.
+struct Place {
+  int64_t offset = 0;
+  std::vector<std::pair<std::string, int64_t>> strides;
+  bool operator==(const Place&) const = default;
+};
+
+struct Use {
+  Op* op;
+  unsigned index;
+};
+
+class Value {
+ public:
+  Type type;
+  std::string name;            // a hint from the plan; printing makes names unique
+  std::optional<Place> place;  // rank level only
+
+  Op* def() const { return def_; }       // null for a block's argument
+  Block* block() const { return block_; }  // the block it belongs to
+  unsigned index() const { return index_; }
+  llvm::ArrayRef<Use> uses() const { return uses_; }
+  void replaceAllUsesWith(Value* other);
+
+ private:
+  friend class Op;
+  friend class Block;
+  friend struct Module;
+  Op* def_ = nullptr;
+  Block* block_ = nullptr;
+  unsigned index_ = 0;
+  llvm::SmallVector<Use, 4> uses_;
+};
+
+enum class VarKind : uint8_t {
+  Input,     // i32 tokens of one step, with a leading dim `microbatch` when there are several
+  Weight,    // the master copy, initialised by `init`
+  Copy,      // a weight in compute precision; `of` names the weight
+  Gradient,  // `of` names the weight
+  Moment,    // optimizer state; `of` names the weight
+  Slot,      // an activation saved from @forward for @backward, of one microbatch
+  Metric,    // a scalar of the step: loss, gradient norm, ...
+  Step,      // the step's number from 1, i32[], set by the runtime
+};
+
+struct Init {
+  std::string kind = "normal";  // normal, uniform, const
+  double value = 0.02;          // standard deviation, half-width, or the constant
+  bool operator==(const Init&) const = default;
+};
+
+// A named piece of memory that outlives a function. `stack` names its leading dims that stand for
+// iterations of enclosing repeats: `wq : f32[layer 4, model 64, ...]` with stack {layer}.
+struct Variable {
+  std::string name;
+  Type type;
+  VarKind kind = VarKind::Weight;
+  std::string of;
+  Words stack;
+  Init init;
+  bool decay = true;    // weight decay applies (weights only)
+  int64_t vocab = 0;    // inputs: tokens are < vocab
+  std::string follows;  // inputs: holds the token after each one of this input; else empty
+  bool output = false;  // slots: `planrun eval` writes it
+  Loc loc;
+  std::optional<Place> place;
+
+  // The type of one slice: without the stack dims that `enclosing` lists.
+  Type slice(llvm::ArrayRef<std::string> enclosing) const;
+};
+
+class Op {
+ public:
+  OpKind kind;
+  Attrs attrs;
+  Variable* var = nullptr;
+  std::unique_ptr<Block> body;
+  Loc loc;
+
+  llvm::ArrayRef<Value*> operands() const { return operands_; }
+  llvm::ArrayRef<Value*> results() const { return results_; }
+  Value* operand(unsigned i) const { return operands_[i]; }
+  Value* result(unsigned i = 0) const { return results_[i]; }
+  void setOperand(unsigned i, Value* value);
+  void addOperand(Value* value);
+  void setOperands(llvm::ArrayRef<Value*> values);
+  Value* addResult(Type type, llvm::StringRef name);
+  void dropResults();  // they must have no uses
+
+  Block* parent() const { return parent_; }
+  const OpInfo& info() const { return planc::info(kind); }
+  bool has(Trait trait) const { return (info().traits & trait) != 0; }
+  bool isFlag(llvm::StringRef key) const { return attrs.integer(key) != 0; }
+  // Removes the op from its block and its operands' use lists; its results must have no uses.
+  void erase();
+
+ private:
+  friend class Block;
+  friend class Builder;
+  friend struct Module;
+  Module* module_ = nullptr;
+  Block* parent_ = nullptr;
+  llvm::SmallVector<Value*, 4> operands_;
+  llvm::SmallVector<Value*, 2> results_;
+};
+
+class Block {
+ public:
+  explicit Block(Module& module, Op* owner) : module_(&module), owner_(owner) {}
+  std::vector<Op*> ops;
+  llvm::ArrayRef<Value*> args() const { return args_; }
+  Value* addArg(Type type, llvm::StringRef name);
+  Op* owner() const { return owner_; }  // null for a function's block
+  Module& module() const { return *module_; }
+  // Names of the dims of the enclosing repeats, outermost first.
+  Words enclosing() const;
+  // Position of an op of this block.
+  size_t indexOf(const Op* op) const;
+
+ private:
+  Module* module_;
+  Op* owner_;
+  std::vector<Value*> args_;
+};
+
+struct Function {
+  std::string name;
+  std::unique_ptr<Block> body;
+};
+
+// One entry of the schedule: run a function for a microbatch (-1: once a step).
+struct Call {
+  std::string function;
+  int64_t microbatch = -1;
+  bool operator==(const Call&) const = default;
+};
+
+enum class Level : uint8_t { Model, Rank };
+
+struct Module {
+  std::string name;
+  Level level = Level::Model;
+  // What the plan asks for; keys in docs/ir.md: seed, microbatches, precision, gradients,
+  // recompute, optimizer and its numbers.
+  Attrs settings;
+  std::vector<std::string> files;  // Loc::file indexes it
+  std::vector<std::unique_ptr<Variable>> vars;
+  std::vector<std::unique_ptr<Function>> functions;
+  std::vector<Call> schedule;
+  int64_t arenaBytes = 0;  // rank level
+
+  Module() = default;
+  Module(Module&&) = delete;
+
+  Variable* findVar(llvm::StringRef name) const;
+  Function* findFunction(llvm::StringRef name) const;
+  // A new variable; the name gets a number behind it when taken.
+  Variable* addVar(Variable variable);
+  Function* addFunction(llvm::StringRef name);
+  Op* newOp(OpKind kind);
+  Value* newValue();
+
+ private:
+  std::deque<Op> ops_;
+  std::deque<Value> values_;
+};
+
+// Creates ops at a place in a block.
+class Builder {
+ public:
+  explicit Builder(Block* block) : block_(block), at_(block->ops.size()) {}
+  Builder(Block* block, size_t at) : block_(block), at_(at) {}
+
+  Loc loc;
+  Block* block() const { return block_; }
+  Module& module() const { return block_->module(); }
+  size_t position() const { return at_; }
+
+  Op* create(OpKind kind, llvm::ArrayRef<Value*> operands, llvm::ArrayRef<Type> results,
+             Attrs attrs = {}, Variable* var = nullptr, llvm::StringRef name = "");
+  // With one result, which is returned.
+  Value* value(OpKind kind, llvm::ArrayRef<Value*> operands, Type result, Attrs attrs = {},
+               llvm::StringRef name = "");
+  // Elementwise: the result's dims are the first operand's, then those that only later ones have.
+  Value* elementwise(OpKind kind, llvm::ArrayRef<Value*> operands, llvm::StringRef name = "");
+  Value* constant(double value, Type type);
+  Value* read(Variable* var);  // the slice that the enclosing repeats pick
+  void write(Variable* var, Value* value);
+  // A `repeat` over the initial values, its body's arguments made; the caller fills and yields.
+  Op* repeat(llvm::StringRef dim, int64_t count, bool reverse, llvm::ArrayRef<Value*> init);
+
+ private:
+  Block* block_;
+  size_t at_;
+};
+
+// What a dim is to an op, by the rule that heads ops.def.
+enum class DimRole { Parallel, Summed, Special };
+DimRole dimRole(const Op& op, llvm::StringRef dim);
+
+llvm::StringRef name(VarKind kind);
+std::optional<VarKind> varKindByName(llvm::StringRef text);
+
+// Visits the ops of a block in order, bodies after their op; `visit(op)`.
+template <class F>
+void walk(const Block& block, F&& visit) {
+  for (Op* op : block.ops) {
+    visit(op);
+    if (op->body) walk(*op->body, visit);
+  }
+}
+
+}  // namespace planc

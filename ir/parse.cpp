@@ -1,0 +1,500 @@
+// Text to IR: a lexer and a recursive-descent reader of the grammar in docs/ir.md; nesting is
+// limited, every error has a place, and what was read is verified before anyone sees it. Tested by
+// tests/unit/ir_test.cpp and tests/fuzz.
+#include <charconv>
+#include <limits>
+
+#include "ir/text.h"
+#include "ir/verify.h"
+#include "llvm/ADT/StringMap.h"
+
+namespace planc {
+namespace {
+
+enum class Tok { End, Word, String, Value, Symbol, Integer, Number, Punct, Bad };
+
+struct Token {
+  Tok kind = Tok::End;
+  llvm::StringRef text;  // without the leading % or @
+  std::string string;    // of a String, unescaped
+  Loc loc;
+};
+
+class Reader {
+ public:
+  Reader(uint32_t file, Diagnostics& diags)
+      : diags_(diags), text_(diags.source(file)), file_(file) {
+    next();
+  }
+  std::unique_ptr<Module> module();
+
+ private:
+  void next();
+  bool fail(const llvm::Twine& expected);
+  bool failAt(Loc loc, const llvm::Twine& what);
+  bool isPunct(char c) const { return token_.kind == Tok::Punct && token_.text[0] == c; }
+  bool isWord(llvm::StringRef w) const { return token_.kind == Tok::Word && token_.text == w; }
+  bool accept(char c) { return isPunct(c) ? (next(), true) : false; }
+  bool acceptWord(llvm::StringRef w) { return isWord(w) ? (next(), true) : false; }
+  bool expect(char c) { return accept(c) || fail(llvm::Twine("'") + llvm::Twine(c) + "'"); }
+  bool word(std::string& out);
+  bool string(std::string& out);  // a word or a quoted string
+  bool symbol(std::string& out);
+  bool integer(int64_t& out);
+  bool number(double& out);
+  bool attr(Attr& out);
+  bool type(Type& out);
+  bool place(std::optional<Place>& out);
+  bool loc(Loc& out);
+  bool header(Module& module);
+  bool variable(Module& module);
+  bool function(Module& module);
+  bool block(Block& block, unsigned depth);
+  bool op(Block& block, unsigned depth);
+  bool define(llvm::StringRef name, Value* value, Loc loc);
+
+  Diagnostics& diags_;
+  llvm::StringRef text_;
+  uint32_t file_;
+  size_t at_ = 0;
+  uint32_t line_ = 1;
+  size_t lineStart_ = 0;
+  Token token_;
+  llvm::StringMap<Value*> values_;
+};
+
+bool isNameChar(char c) { return isalnum((unsigned char)c) || c == '_' || c == '.'; }
+
+void Reader::next() {
+  while (at_ < text_.size()) {
+    char c = text_[at_];
+    if (c == '\n') {
+      ++line_;
+      lineStart_ = ++at_;
+    } else if (c == ' ' || c == '\t' || c == '\r') {
+      ++at_;
+    } else if (c == '/' && text_.substr(at_).startswith("//")) {
+      while (at_ < text_.size() && text_[at_] != '\n') ++at_;
+    } else {
+      break;
+    }
+  }
+  token_ = Token();
+  token_.loc = {file_, line_, uint32_t(at_ - lineStart_ + 1), 1};
+  if (at_ >= text_.size()) return;
+  size_t start = at_;
+  char c = text_[at_];
+  auto name = [&] {
+    while (at_ < text_.size() && isNameChar(text_[at_])) ++at_;
+  };
+  if (isalpha((unsigned char)c) || c == '_') {
+    name();
+    token_.kind = Tok::Word;
+    token_.text = text_.slice(start, at_);
+  } else if ((c == '%' || c == '@') && at_ + 1 < text_.size() && isNameChar(text_[at_ + 1])) {
+    ++at_;
+    name();
+    token_.kind = c == '%' ? Tok::Value : Tok::Symbol;
+    token_.text = text_.slice(start + 1, at_);
+  } else if (c == '"') {
+    ++at_;
+    bool closed = false;
+    while (at_ < text_.size() && text_[at_] != '\n') {
+      char ch = text_[at_++];
+      if (ch == '"') {
+        closed = true;
+        break;
+      }
+      if (ch == '\\' && at_ < text_.size()) {
+        char escape = text_[at_++];
+        unsigned code;
+        if (escape == '"' || escape == '\\') {
+          token_.string += escape;
+        } else if (!text_.substr(at_ - 1, 2).getAsInteger(16, code)) {
+          token_.string += char(code);
+          ++at_;
+        } else {
+          closed = false;
+          break;
+        }
+      } else {
+        token_.string += ch;
+      }
+    }
+    token_.kind = closed ? Tok::String : Tok::Bad;
+    token_.text = text_.slice(start, at_);
+  } else if (isdigit((unsigned char)c) || (c == '-' && at_ + 1 < text_.size() &&
+                                           isdigit((unsigned char)text_[at_ + 1]))) {
+    ++at_;
+    bool hex = text_.substr(start).startswith("0x");
+    if (hex) ++at_;
+    bool isNumber = false;
+    while (at_ < text_.size()) {
+      char d = text_[at_];
+      if (hex ? isxdigit((unsigned char)d) != 0 : isdigit((unsigned char)d) != 0) {
+      } else if (!hex && (d == '.' || d == 'e')) {
+        isNumber = true;
+        if (d == 'e' && at_ + 1 < text_.size() && (text_[at_ + 1] == '-' || text_[at_ + 1] == '+'))
+          ++at_;
+      } else {
+        break;
+      }
+      ++at_;
+    }
+    token_.kind = isNumber ? Tok::Number : Tok::Integer;
+    token_.text = text_.slice(start, at_);
+  } else if (c == '#') {
+    ++at_;
+    while (at_ < text_.size() && (isalpha((unsigned char)text_[at_]) || text_[at_] == '-')) ++at_;
+    token_.kind = Tok::Number;
+    token_.text = text_.slice(start, at_);
+  } else {
+    ++at_;
+    token_.kind = Tok::Punct;
+    token_.text = text_.slice(start, at_);
+  }
+  token_.loc.length = uint32_t(std::max<size_t>(1, at_ - start));
+}
+
+bool Reader::failAt(Loc loc, const llvm::Twine& what) {
+  diags_.report(loc, Diag::IrInvalid, what.str());
+  return false;
+}
+
+bool Reader::fail(const llvm::Twine& expected) {
+  std::string found =
+      token_.kind == Tok::End ? "the end of the file" : "'" + token_.text.take_front(40).str() + "'";
+  diags_.report(token_.loc, Diag::IrExpected, expected.str(), found);
+  return false;
+}
+
+bool Reader::word(std::string& out) {
+  if (token_.kind != Tok::Word) return fail("a word");
+  out = token_.text.str();
+  next();
+  return true;
+}
+
+bool Reader::string(std::string& out) {
+  if (token_.kind == Tok::String) out = token_.string;
+  else if (token_.kind == Tok::Word) out = token_.text.str();
+  else return fail("a word or a string");
+  next();
+  return true;
+}
+
+bool Reader::symbol(std::string& out) {
+  if (token_.kind != Tok::Symbol) return fail("a variable '@name'");
+  out = token_.text.str();
+  next();
+  return true;
+}
+
+bool Reader::integer(int64_t& out) {
+  llvm::StringRef digits = token_.text;
+  if (token_.kind != Tok::Integer) return fail("an integer");
+  if (digits.getAsInteger(0, out)) return failAt(token_.loc, "integer out of range");
+  next();
+  return true;
+}
+
+bool Reader::number(double& out) {
+  if (token_.kind == Tok::Integer) {
+    int64_t value;
+    if (!integer(value)) return false;
+    out = double(value);
+    return true;
+  }
+  if (token_.kind != Tok::Number) return fail("a number");
+  if (token_.text == "#nan") out = std::numeric_limits<double>::quiet_NaN();
+  else if (token_.text == "#inf") out = std::numeric_limits<double>::infinity();
+  else if (token_.text == "#-inf") out = -std::numeric_limits<double>::infinity();
+  else {
+    auto [end, error] = std::from_chars(token_.text.begin(), token_.text.end(), out);
+    if (error != std::errc() || end != token_.text.end())
+      return failAt(token_.loc, "number out of range");
+  }
+  next();
+  return true;
+}
+
+bool Reader::attr(Attr& out) {
+  if (token_.kind == Tok::Integer) {
+    int64_t value;
+    if (!integer(value)) return false;
+    out = value;
+  } else if (token_.kind == Tok::Number) {
+    double value;
+    if (!number(value)) return false;
+    out = value;
+  } else if (accept('[')) {
+    Words words;
+    while (!isPunct(']')) {
+      if (!string(words.emplace_back())) return false;
+      if (!accept(',')) break;
+    }
+    if (!expect(']')) return false;
+    out = std::move(words);
+  } else {
+    std::string text;
+    if (!string(text)) return fail("an attribute's value");
+    out = std::move(text);
+  }
+  return true;
+}
+
+bool Reader::type(Type& out) {
+  std::string text;
+  Loc at = token_.loc;
+  if (!word(text)) return false;
+  std::optional<Elem> elem = elemByName(text);
+  if (!elem) return failAt(at, "unknown element type '" + text + "'");
+  out.elem = *elem;
+  if (!expect('[')) return false;
+  while (!isPunct(']')) {
+    Dim dim;
+    if (!word(dim.name) || !integer(dim.size)) return false;
+    if (accept('~') && !word(dim.over)) return false;
+    out.dims.push_back(std::move(dim));
+    if (!accept(',')) break;
+  }
+  return expect(']');
+}
+
+bool Reader::place(std::optional<Place>& out) {
+  if (token_.kind != Tok::Symbol || !token_.text.startswith("0x")) return true;
+  Place place;
+  if (token_.text.getAsInteger(0, place.offset)) return failAt(token_.loc, "offset out of range");
+  next();
+  while (accept('+')) {
+    auto& [dim, stride] = place.strides.emplace_back();
+    if (!word(dim) || !expect('*') || !integer(stride)) return false;
+  }
+  out = std::move(place);
+  return true;
+}
+
+bool Reader::loc(Loc& out) {
+  if (!acceptWord("loc")) return true;
+  int64_t file, line, column;
+  if (!expect('(') || !integer(file) || !expect(':') || !integer(line) || !expect(':') ||
+      !integer(column) || !expect(')'))
+    return false;
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  if (file < 0 || line < 1 || column < 0 || file > kMax || line > kMax || column > kMax)
+    return failAt(token_.loc, "place out of range");
+  out = {uint32_t(file), uint32_t(line), uint32_t(column), 1};
+  return true;
+}
+
+bool Reader::define(llvm::StringRef name, Value* value, Loc loc) {
+  if (values_.try_emplace(name, value).second) return true;
+  return failAt(loc, "'%" + name + "' is defined twice");
+}
+
+bool Reader::op(Block& block, unsigned depth) {
+  struct Result {
+    std::string name;
+    Loc loc;
+  };
+  llvm::SmallVector<Result, 2> results;
+  while (token_.kind == Tok::Value) {
+    results.push_back({token_.text.str(), token_.loc});
+    next();
+    if (!accept(',')) break;
+  }
+  if (!results.empty() && !expect('=')) return false;
+
+  Loc at = token_.loc;
+  std::string text;
+  if (!word(text)) return false;
+  std::optional<OpKind> kind = opByName(text);
+  if (!kind) return failAt(at, "unknown op '" + text + "'");
+  Variable* var = nullptr;
+  if (token_.kind == Tok::Symbol) {
+    var = block.module().findVar(token_.text);
+    if (!var) return failAt(token_.loc, "unknown variable '@" + token_.text + "'");
+    next();
+  }
+  llvm::SmallVector<Value*, 4> operands;
+  if (accept('(')) {
+    while (token_.kind == Tok::Value) {
+      Value* value = values_.lookup(token_.text);
+      if (!value) return failAt(token_.loc, "'%" + token_.text + "' is not defined here");
+      operands.push_back(value);
+      next();
+      if (!accept(',')) break;
+    }
+    if (!expect(')')) return false;
+  }
+  Attrs attrs;
+  if (accept('{')) {
+    while (!isPunct('}')) {
+      std::string key;
+      Attr value;
+      if (!word(key) || !expect('=') || !attr(value)) return false;
+      attrs.set(key, std::move(value));
+      if (!accept(',')) break;
+    }
+    if (!expect('}')) return false;
+  }
+  llvm::SmallVector<Type, 2> types;
+  llvm::SmallVector<std::optional<Place>, 2> places;
+  if (!results.empty()) {
+    if (!expect(':')) return false;
+    do {
+      if (!type(types.emplace_back()) || !place(places.emplace_back())) return false;
+    } while (accept(','));
+    if (types.size() != results.size())
+      return failAt(at, llvm::Twine(results.size()) + " results but " + llvm::Twine(types.size()) +
+                            " types");
+  }
+  Builder builder(&block);
+  if (!loc(builder.loc)) return false;
+  Op* op = builder.create(*kind, operands, types, std::move(attrs), var);
+  for (size_t i = 0; i < results.size(); ++i) {
+    op->result(unsigned(i))->name = results[i].name;
+    op->result(unsigned(i))->place = places[i];
+  }
+  if (acceptWord("body")) {
+    if (depth >= kMaxNesting) return failAt(at, "bodies nest deeper than the limit");
+    op->body = std::make_unique<Block>(block.module(), op);
+    if (!expect('(')) return false;
+    while (token_.kind == Tok::Value) {
+      std::string name = token_.text.str();
+      Loc nameAt = token_.loc;
+      next();
+      Type argType;
+      std::optional<Place> argPlace;
+      if (!expect(':') || !type(argType) || !place(argPlace)) return false;
+      Value* arg = op->body->addArg(argType, name);
+      arg->place = argPlace;
+      if (!define(name, arg, nameAt)) return false;
+      if (!accept(',')) break;
+    }
+    if (!expect(')') || !expect('{') || !this->block(*op->body, depth + 1)) return false;
+  }
+  for (size_t i = 0; i < results.size(); ++i)
+    if (!define(results[i].name, op->result(unsigned(i)), results[i].loc)) return false;
+  return true;
+}
+
+bool Reader::block(Block& block, unsigned depth) {
+  while (!accept('}')) {
+    if (token_.kind == Tok::End) return fail("'}'");
+    if (!op(block, depth)) return false;
+  }
+  return true;
+}
+
+bool Reader::function(Module& module) {
+  Loc at = token_.loc;
+  std::string name;
+  if (!symbol(name) || !expect('{')) return false;
+  if (module.findFunction(name)) return failAt(at, "function '@" + name + "' is defined twice");
+  values_.clear();
+  return block(*module.addFunction(name)->body, 0);
+}
+
+bool Reader::variable(Module& module) {
+  Loc at = token_.loc;
+  Variable var;
+  var.decay = false;
+  std::string kind;
+  if (!symbol(var.name) || !expect(':') || !type(var.type)) return false;
+  Loc kindAt = token_.loc;
+  if (!word(kind)) return false;
+  std::optional<VarKind> varKind = varKindByName(kind);
+  if (!varKind) return failAt(kindAt, "unknown kind of variable '" + kind + "'");
+  var.kind = *varKind;
+  while (token_.kind == Tok::Word && !isWord("loc")) {
+    if (acceptWord("of")) {
+      if (!symbol(var.of)) return false;
+    } else if (acceptWord("stack")) {
+      Attr words;
+      if (!attr(words)) return false;
+      if (auto* list = std::get_if<Words>(&words)) var.stack = *list;
+      else return failAt(kindAt, "'stack' takes a list");
+    } else if (acceptWord("init")) {
+      if (!word(var.init.kind) || !expect('(') || !number(var.init.value) || !expect(')'))
+        return false;
+    } else if (acceptWord("decay")) {
+      var.decay = true;
+    } else if (acceptWord("vocab")) {
+      if (!integer(var.vocab)) return false;
+    } else if (acceptWord("follows")) {
+      if (!symbol(var.follows)) return false;
+    } else if (acceptWord("output")) {
+      var.output = true;
+    } else {
+      break;
+    }
+  }
+  if (!place(var.place) || !loc(var.loc)) return false;
+  if (module.findVar(var.name)) return failAt(at, "variable '@" + var.name + "' is defined twice");
+  if (var.kind != VarKind::Weight) {
+    var.init = Init();
+    var.decay = Variable().decay;
+  }
+  module.addVar(std::move(var));
+  return true;
+}
+
+bool Reader::header(Module& module) {
+  if (!acceptWord("module")) return fail("'module'");
+  if (!string(module.name)) return false;
+  if (acceptWord("rank")) module.level = Level::Rank;
+  else if (!acceptWord("model")) return fail("'model' or 'rank'");
+  return expect('{');
+}
+
+std::unique_ptr<Module> Reader::module() {
+  auto module = std::make_unique<Module>();
+  if (!header(*module)) return nullptr;
+  while (!accept('}')) {
+    bool ok = false;
+    if (acceptWord("arena")) {
+      ok = integer(module->arenaBytes);
+    } else if (acceptWord("file")) {
+      ok = string(module->files.emplace_back());
+    } else if (acceptWord("set")) {
+      std::string key;
+      Attr value;
+      ok = word(key) && expect('=') && attr(value);
+      if (ok) module->settings.set(key, std::move(value));
+    } else if (acceptWord("call")) {
+      Call call;
+      ok = symbol(call.function);
+      if (ok && accept('(')) ok = integer(call.microbatch) && expect(')');
+      if (ok) module->schedule.push_back(std::move(call));
+    } else if (acceptWord("var")) {
+      ok = variable(*module);
+    } else if (acceptWord("func")) {
+      ok = function(*module);
+    } else {
+      ok = fail("'arena', 'file', 'set', 'call', 'var', 'func' or '}'");
+    }
+    if (!ok) return nullptr;
+  }
+  if (token_.kind != Tok::End) {
+    fail("the end of the file");
+    return nullptr;
+  }
+  return module;
+}
+
+}  // namespace
+
+std::unique_ptr<Module> parseModule(uint32_t file, Diagnostics& diags) {
+  std::unique_ptr<Module> module = Reader(file, diags).module();
+  if (!module) return nullptr;
+  if (llvm::Error error = verify(*module)) {
+    Loc loc;
+    loc.file = file;
+    diags.report(loc, Diag::IrInvalid, llvm::toString(std::move(error)));
+    return nullptr;
+  }
+  return module;
+}
+
+}  // namespace planc

@@ -1,0 +1,28 @@
+// IR text, both directions: parse(print(m)) equals m at every level, places included. The grammar
+// stands in docs/ir.md.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ir/diagnostics.h"
+#include "ir/op.h"
+#include "llvm/Support/raw_ostream.h"
+
+namespace planc {
+
+struct PrintOptions {
+  bool locations = true;  // `loc(file:line:column)` behind each op
+};
+
+void printModule(const Module& module, llvm::raw_ostream& out, const PrintOptions& options = {});
+// One op on one line, without its body: for messages.
+std::string printOp(const Op& op);
+
+// Reads IR text; `file` is its number in `diags`. Null after errors. The result is verified.
+std::unique_ptr<Module> parseModule(uint32_t file, Diagnostics& diags);
+
+// A number as IR text has it: the shortest text that reads back to the same double.
+std::string numberText(double value);
+
+}  // namespace planc

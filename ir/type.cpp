@@ -1,0 +1,98 @@
+// Element types, dims and types. Sizes multiply with saturation, so that a hostile size gives a huge
+// number that the verifier refuses instead of an overflow. Tested by tests/unit/ir_test.cpp.
+#include "ir/type.h"
+
+#include <limits>
+
+#include "llvm/ADT/StringSwitch.h"
+#include "llvm/ADT/Twine.h"
+#include "llvm/Support/ErrorHandling.h"
+#include "llvm/Support/raw_ostream.h"
+
+namespace planc {
+
+llvm::StringRef name(Elem elem) {
+  switch (elem) {
+    case Elem::F32: return "f32";
+    case Elem::BF16: return "bf16";
+    case Elem::F64: return "f64";
+    case Elem::I32: return "i32";
+  }
+  llvm_unreachable("element type");
+}
+
+std::optional<Elem> elemByName(llvm::StringRef text) {
+  return llvm::StringSwitch<std::optional<Elem>>(text)
+      .Case("f32", Elem::F32)
+      .Case("bf16", Elem::BF16)
+      .Case("f64", Elem::F64)
+      .Case("i32", Elem::I32)
+      .Default(std::nullopt);
+}
+
+int64_t bytesPerElement(Elem elem) {
+  return elem == Elem::BF16 ? 2 : elem == Elem::F64 ? 8 : 4;
+}
+
+int64_t saturatingMul(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
+}
+
+int Type::find(llvm::StringRef name) const {
+  for (size_t i = 0; i < dims.size(); ++i)
+    if (dims[i].name == name) return int(i);
+  return -1;
+}
+
+int64_t Type::size(llvm::StringRef name) const {
+  int at = find(name);
+  if (at < 0)
+    llvm::report_fatal_error("planc: type " + llvm::Twine(str()) + " has no dim " + name);
+  return dims[at].size;
+}
+
+llvm::StringRef Type::grouping() const {
+  for (const Dim& dim : dims)
+    if (dim.isRagged()) return dim.over;
+  return {};
+}
+
+int64_t Type::elements() const {
+  llvm::StringRef group = grouping();
+  int64_t count = 1;
+  for (const Dim& dim : dims)
+    if (dim.name != group) count = saturatingMul(count, dim.size);
+  return count;
+}
+
+int64_t Type::bytes() const { return saturatingMul(elements(), bytesPerElement(elem)); }
+
+Type Type::without(llvm::StringRef name) const {
+  Type result = *this;
+  result.dims.erase(result.dims.begin() + find(name));
+  return result;
+}
+
+Type Type::withElem(Elem e) const {
+  Type result = *this;
+  result.elem = e;
+  return result;
+}
+
+std::string Type::str() const {
+  std::string text;
+  llvm::raw_string_ostream out(text);
+  out << name(elem) << '[';
+  bool first = true;
+  for (const Dim& dim : dims) {
+    out << (first ? "" : ", ") << dim.name << ' ' << dim.size;
+    if (dim.isRagged()) out << '~' << dim.over;
+    first = false;
+  }
+  out << ']';
+  out.flush();
+  return text;
+}
+
+}  // namespace planc

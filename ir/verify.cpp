@@ -1,0 +1,241 @@
+// The verifier. The walk checks structure (definitions, bodies, variables, places); verify_shapes.cpp
+// checks each op's shape rule. Tested by tests/unit/verify_test.cpp and tests/fuzz.
+#include "ir/verify.h"
+
+#include <algorithm>
+#include <map>
+
+#include "ir/text.h"
+#include "ir/verify_shapes.h"
+#include "llvm/ADT/DenseSet.h"
+#include "llvm/ADT/StringSet.h"
+
+namespace planc {
+namespace {
+
+using llvm::Twine;
+
+llvm::Error broken(const Twine& what) {
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
+}
+
+class Verifier {
+ public:
+  explicit Verifier(const Module& module) : module_(module), sources_(module) {}
+  llvm::Error run();
+
+ private:
+  llvm::Error variable(const Variable& var);
+  llvm::Error block(const Block& block, unsigned depth);
+  llvm::Error op(const Op& op, const Block& block, unsigned depth);
+  llvm::Error structure(const Op& op, const Block& block);
+  llvm::Error body(const Op& op, unsigned depth);
+  llvm::Error place(const std::optional<Place>& place, const Type& type);
+
+  const Module& module_;
+  ValueSources sources_;
+  llvm::DenseSet<const Value*> defined_;
+  std::vector<std::pair<std::string, int64_t>> repeats_;  // enclosing: dim, count
+};
+
+// In a value's type a ragged dim is the second; a variable may stack slices in front.
+llvm::Error checkType(const Type& type, bool isVariable = false) {
+  llvm::StringSet<> seen;
+  for (size_t i = 0; i < type.dims.size(); ++i) {
+    const Dim& dim = type.dims[i];
+    if (dim.name.empty()) return broken("a dim without a name");
+    if (dim.size < 1) return broken("dim '" + dim.name + "' has size " + Twine(dim.size));
+    if (!seen.insert(dim.name).second) return broken("dim '" + dim.name + "' stands twice in a type");
+    if (dim.isRagged() && (i == 0 || type.dims[i - 1].name != dim.over || (i > 1 && !isVariable)))
+      return broken("ragged dim '" + dim.name + "' must stand second, behind its groups '" +
+                    dim.over + "'");
+  }
+  if (type.elements() > kMaxElements)
+    return broken("type " + type.str() + " has more than 2^46 elements");
+  return llvm::Error::success();
+}
+
+llvm::Error Verifier::place(const std::optional<Place>& place, const Type& type) {
+  if (module_.level != Level::Rank) return llvm::Error::success();
+  if (!place) return broken("no place at rank level");
+  if (place->offset < 0 || place->offset % bytesPerElement(type.elem) != 0)
+    return broken("place " + Twine(place->offset) + " is negative or unaligned");
+  int64_t end = place->offset;
+  auto add = [&](int64_t bytes) {
+    return __builtin_add_overflow(end, bytes, &end) || end > module_.arenaBytes;
+  };
+  for (const auto& [dim, stride] : place->strides) {
+    auto repeat = std::find_if(repeats_.begin(), repeats_.end(),
+                               [&, d = &dim](const auto& r) { return r.first == *d; });
+    if (repeat == repeats_.end())
+      return broken("place moves with '" + dim + "', which no enclosing repeat counts");
+    if (stride < 0 || stride % bytesPerElement(type.elem) != 0 ||
+        add(saturatingMul(stride, repeat->second - 1)))
+      return broken("place lies outside the arena");
+  }
+  if (add(type.bytes())) return broken("place lies outside the arena");
+  return llvm::Error::success();
+}
+
+llvm::Error Verifier::variable(const Variable& var) {
+  if (llvm::Error error = checkType(var.type, true)) return error;
+  if (var.stack.size() > var.type.dims.size()) return broken("more stack dims than dims");
+  for (size_t i = 0; i < var.stack.size(); ++i)
+    if (var.type.dims[i].name != var.stack[i])
+      return broken("stack dim '" + var.stack[i] + "' is not leading");
+  auto isScalar = [&](Elem elem) { return var.type == Type{elem, {}}; };
+  switch (var.kind) {
+    case VarKind::Input:
+      if (var.type.elem != Elem::I32) return broken("an input holds i32");
+      if (var.vocab < 1) return broken("an input needs a vocab");
+      if (var.type.dims.size() != var.stack.size() + 2)
+        return broken("an input has two dims: samples and positions");
+      if (!var.follows.empty()) {
+        const Variable* other = module_.findVar(var.follows);
+        if (!other || other->kind != VarKind::Input || other->type != var.type)
+          return broken("it follows '" + var.follows + "', which is no input of its type");
+      }
+      break;
+    case VarKind::Weight:
+      if (!isFloat(var.type.elem)) return broken("a weight holds floating-point numbers");
+      if (var.init.kind != "normal" && var.init.kind != "uniform" && var.init.kind != "const")
+        return broken("unknown initialisation '" + var.init.kind + "'");
+      break;
+    case VarKind::Copy:
+    case VarKind::Gradient:
+    case VarKind::Moment: {
+      const Variable* of = module_.findVar(var.of);
+      if (!of || of->kind != VarKind::Weight) return broken("it belongs to no weight");
+      if (of->type.dims != var.type.dims) return broken("its dims are not those of its weight");
+      break;
+    }
+    case VarKind::Metric:
+      if (!var.type.dims.empty()) return broken("a metric is a scalar");
+      break;
+    case VarKind::Step:
+      if (!isScalar(Elem::I32)) return broken("the step is an i32[]");
+      break;
+    case VarKind::Slot: break;
+  }
+  return place(var.place, var.type);
+}
+
+llvm::Error Verifier::structure(const Op& op, const Block& block) {
+  const OpInfo& info = op.info();
+  int operands = int(op.operands().size());
+  if (operands < info.minOperands || (info.maxOperands >= 0 && operands > info.maxOperands))
+    return broken("has " + Twine(operands) + " operands");
+  bool accumulates = op.var && op.has(Accumulates);
+  int results = int(op.results().size());
+  if (accumulates ? results != 0 : info.results >= 0 && results != info.results)
+    return broken("has " + Twine(results) + " results");
+  if (op.has(Var) && !op.var) return broken("names no variable");
+  if (op.var && !op.has(Var) && !op.has(Accumulates)) return broken("takes no variable");
+  bool wantsBody = op.kind == OpKind::Repeat || op.kind == OpKind::Fused;
+  if (wantsBody != bool(op.body)) return broken(wantsBody ? "has no body" : "takes no body");
+  for (const Value* operand : op.operands())
+    if (!defined_.contains(operand)) return broken("an operand is not defined before it");
+  for (const Value* result : op.results()) {
+    if (llvm::Error error = checkType(result->type)) return error;
+    if (llvm::Error error = place(result->place, result->type)) return error;
+  }
+  if (op.kind == OpKind::Yield && (&op != block.ops.back() || !block.owner()))
+    return broken("does not end a body");
+  return llvm::Error::success();
+}
+
+llvm::Error Verifier::body(const Op& op, unsigned depth) {
+  const Block& body = *op.body;
+  if (depth >= kMaxNesting) return broken("bodies nest deeper than " + Twine(kMaxNesting));
+  if (body.ops.empty() || body.ops.back()->kind != OpKind::Yield)
+    return broken("its body ends in no yield");
+  if (body.args().size() != op.operands().size())
+    return broken("its body takes " + Twine(body.args().size()) + " values, not " +
+                  Twine(op.operands().size()));
+  for (size_t i = 0; i < body.args().size(); ++i)
+    if (body.args()[i]->type != op.operands()[i]->type)
+      return broken("its body's value " + Twine(i) + " is not of its operand's type");
+  const Op& yield = *body.ops.back();
+  if (op.kind == OpKind::Repeat) {
+    int64_t count = op.attrs.integer("count");
+    std::string dim = op.attrs.word("dim");
+    if (count < 1) return broken("counts " + Twine(count));
+    if (dim.empty()) return broken("names no dim");
+    for (const auto& repeat : repeats_)
+      if (repeat.first == dim) return broken("repeats '" + dim + "' within itself");
+    if (op.results().size() != op.operands().size() ||
+        yield.operands().size() != op.operands().size())
+      return broken("starts, yields and ends different numbers of values");
+    for (size_t i = 0; i < op.operands().size(); ++i)
+      if (op.results()[i]->type != op.operands()[i]->type ||
+          yield.operands()[i]->type != op.operands()[i]->type)
+        return broken("value " + Twine(i) + " changes its type");
+    repeats_.push_back({dim, count});
+  }
+  for (const Value* arg : body.args()) {
+    // A fused body's values live in registers; they have no place.
+    if (op.kind == OpKind::Repeat)
+      if (llvm::Error error = place(arg->place, arg->type)) return error;
+    defined_.insert(arg);
+  }
+  llvm::Error error = op.kind == OpKind::Fused ? verifyFused(op) : block(body, depth + 1);
+  if (op.kind == OpKind::Repeat) repeats_.pop_back();
+  for (const Value* arg : body.args()) defined_.erase(arg);
+  return error;
+}
+
+llvm::Error Verifier::op(const Op& op, const Block& block, unsigned depth) {
+  if (llvm::Error error = structure(op, block)) return error;
+  if (op.body)
+    if (llvm::Error error = body(op, depth)) return error;
+  if (llvm::Error error = verifyShapes(op, block.enclosing(), sources_)) return error;
+  for (const Value* result : op.results()) defined_.insert(result);
+  return llvm::Error::success();
+}
+
+llvm::Error Verifier::block(const Block& block, unsigned depth) {
+  for (const Op* o : block.ops)
+    if (llvm::Error error = op(*o, block, depth)) {
+      std::string text = llvm::toString(std::move(error));
+      // The innermost op is named; the ones around it add nothing.
+      if (text.find("\n  in: ") == std::string::npos)
+        text = std::string(o->info().text) + " " + text + "\n  in: " + printOp(*o);
+      return broken(text);
+    }
+  for (const Op* o : block.ops)
+    for (const Value* result : o->results()) defined_.erase(result);
+  return llvm::Error::success();
+}
+
+llvm::Error Verifier::run() {
+  if (module_.level == Level::Rank && (module_.arenaBytes < 0 || module_.arenaBytes > kMaxElements * 8))
+    return broken("the arena has " + Twine(module_.arenaBytes) + " bytes");
+  int64_t microbatches = module_.settings.integer("microbatches", 1);
+  if (microbatches < 1) return broken("the module has " + Twine(microbatches) + " microbatches");
+  // Places of an input's slices move with the microbatch, as with a repeat.
+  repeats_.push_back({"microbatch", microbatches});
+  for (const auto& var : module_.vars)
+    if (llvm::Error error = variable(*var))
+      return broken("variable '@" + var->name + "': " + llvm::toString(std::move(error)));
+  for (const auto& function : module_.functions)
+    if (llvm::Error error = block(*function->body, 0))
+      return broken("function '@" + function->name + "': " + llvm::toString(std::move(error)));
+  for (const Call& call : module_.schedule) {
+    if (!module_.findFunction(call.function))
+      return broken("the schedule calls '@" + call.function + "', which there is not");
+    if (call.microbatch < -1 || call.microbatch >= microbatches)
+      return broken("the schedule calls '@" + call.function + "' for microbatch " +
+                    Twine(call.microbatch) + " of " + Twine(microbatches));
+  }
+  for (const auto& var : module_.vars)
+    if (var->kind == VarKind::Input && !var->stack.empty() &&
+        (var->stack != Words{"microbatch"} || var->type.dims[0].size != microbatches))
+      return broken("variable '@" + var->name + "': an input's only stack dim is 'microbatch'");
+  return llvm::Error::success();
+}
+
+}  // namespace
+
+llvm::Error verify(const Module& module) { return Verifier(module).run(); }
+
+}  // namespace planc

@@ -1,0 +1,661 @@
+// Shape rules, one small function per family of ops, found through a switch. Rules compare dims as
+// sets: order is layout, not meaning. Tested by tests/unit/verify_test.cpp.
+#include "ir/verify_shapes.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llvm/ADT/DenseSet.h"
+
+namespace planc {
+
+using llvm::Error;
+using llvm::StringRef;
+using llvm::Twine;
+
+static Error broken(const Twine& what) {
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
+}
+
+ValueSources::ValueSources(const Module& module) {
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->kind != OpKind::Write || op->var->kind != VarKind::Slot || op->operands().empty())
+        return;
+      auto [at, isNew] = writes_.try_emplace(op->var, op->operand(0));
+      if (!isNew) at->second = nullptr;
+    });
+}
+
+const Value* ValueSources::source(const Value* value) const {
+  for (int hops = 0; hops < 4 && value && value->def(); ++hops) {
+    const Op* op = value->def();
+    if (op->kind != OpKind::Read || op->var->kind != VarKind::Slot) return value;
+    value = writes_.lookup(op->var);
+  }
+  return nullptr;
+}
+
+const Variable* ValueSources::input(const Value* value) const {
+  const Value* from = source(value);
+  const Op* op = from ? from->def() : nullptr;
+  return op && op->kind == OpKind::Read && op->var->kind == VarKind::Input ? op->var : nullptr;
+}
+
+int64_t routeCapacity(const Type& scores, const Attrs& attrs) {
+  double capacity = attrs.number("capacity");
+  std::string seq = attrs.word("seq");
+  if (!(capacity > 0) || !scores.has(seq) || !scores.has(attrs.word("over"))) return 0;
+  double limit = std::ceil(capacity * double(scores.size(seq)) * double(attrs.integer("top")) /
+                           double(scores.size(attrs.word("over"))));
+  return limit < 1 ? 1 : limit > 1e15 ? int64_t(1e15) : int64_t(limit);
+}
+
+int64_t routedRows(const Type& scores, const Attrs& attrs) {
+  int64_t experts = scores.size(attrs.word("over"));
+  int64_t tokens = scores.elements() / experts;
+  int64_t rows = saturatingMul(tokens, attrs.integer("top"));
+  if (int64_t capacity = routeCapacity(scores, attrs)) {
+    int64_t sequences = tokens / scores.size(attrs.word("seq"));
+    rows = std::min(rows, saturatingMul(saturatingMul(experts, sequences), capacity));
+  }
+  return rows;
+}
+
+namespace {
+
+using Dims = llvm::SmallVector<Dim, 4>;
+
+const Dim* findDim(const Dims& dims, StringRef name) {
+  for (const Dim& dim : dims)
+    if (dim.name == name) return &dim;
+  return nullptr;
+}
+
+bool sameSet(const Dims& a, const Dims& b) {
+  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](const Dim& dim) {
+           const Dim* other = findDim(b, dim.name);
+           return other && *other == dim;
+         });
+}
+
+Dims unite(const Dims& a, const Dims& b) {
+  Dims all = a;
+  for (const Dim& dim : b)
+    if (!findDim(all, dim.name)) all.push_back(dim);
+  return all;
+}
+
+Dims less(Dims dims, std::initializer_list<StringRef> names) {
+  for (StringRef name : names)
+    llvm::erase_if(dims, [&](const Dim& dim) { return dim.name == name; });
+  return dims;
+}
+
+std::string list(const Dims& dims) {
+  std::string text = "[";
+  for (const Dim& dim : dims)
+    text += (text.size() > 1 ? ", " : "") + dim.name + " " + std::to_string(dim.size) +
+            (dim.isRagged() ? "~" + dim.over : "");
+  return text + "]";
+}
+
+Error expectDims(StringRef what, const Dims& is, const Dims& wanted) {
+  if (sameSet(is, wanted)) return Error::success();
+  return broken(what + " has dims " + list(is) + ", not " + list(wanted));
+}
+
+Error expectElem(StringRef what, const Type& type, bool isInt) {
+  if ((type.elem == Elem::I32) == isInt) return Error::success();
+  return broken(what + (isInt ? " must hold i32" : " must hold floating-point numbers"));
+}
+
+#define TRY(expression)                     \
+  if (Error error = (expression)) return error
+
+class Shapes {
+ public:
+  Shapes(const Op& op, const Words& enclosing, const ValueSources& sources)
+      : op_(op), enclosing_(enclosing), sources_(sources) {}
+
+  Error run();
+
+ private:
+  const Dims& in(unsigned i) const { return op_.operand(i)->type.dims; }
+  const Dims& out(unsigned i = 0) const { return op_.result(i)->type.dims; }
+  // The result's type, or the slice that an accumulating op adds to.
+  Type outcome() const { return op_.var ? op_.var->slice(enclosing_) : op_.result()->type; }
+  std::string word(StringRef key) const { return op_.attrs.word(key); }
+  Error needs(StringRef key, unsigned operand) const;
+  Error elements() const;
+  Error consistent() const;
+  Error ids(unsigned operand, int64_t size, StringRef what) const;
+  Error routed(unsigned row, int offsets, const Dims& rows) const;
+  Error offsetsOf(unsigned operand, const Type& ragged) const;
+
+  Error variableOp() const;
+  Error elementwise() const;
+  Error einsum() const;
+  Error sum() const;
+  Error spread() const;
+  Error over() const;
+  Error lookup() const;
+  Error crossEntropy() const;
+  Error attend() const;
+  Error concat() const;
+  Error slice() const;
+  Error route() const;
+  Error routeGrad() const;
+  Error dispatch() const;
+  Error combine() const;
+  Error optimizer() const;
+
+  const Op& op_;
+  const Words& enclosing_;
+  const ValueSources& sources_;
+};
+
+Error Shapes::needs(StringRef key, unsigned operand) const {
+  std::string dim = word(key);
+  if (dim.empty()) return broken("has no '" + key + "'");
+  if (!op_.operand(operand)->type.has(dim))
+    return broken("'" + key + "' is '" + dim + "', which operand " + Twine(operand) + " lacks");
+  return Error::success();
+}
+
+// Which operands and results hold integers; everything else is floating point.
+Error Shapes::elements() const {
+  auto operand = [&](unsigned i, bool isInt) {
+    return i < op_.operands().size()
+               ? expectElem(("operand " + Twine(i)).str(), op_.operand(i)->type, isInt)
+               : Error::success();
+  };
+  auto isIntOperand = [&](unsigned i) {
+    switch (op_.kind) {
+      case OpKind::Einsum: return i == 2;
+      case OpKind::Sum:
+      case OpKind::Spread:
+      case OpKind::Lookup:
+      case OpKind::DispatchGrad: return i == 1;
+      case OpKind::LookupGrad:
+      case OpKind::CountValid:
+      case OpKind::LearningRate: return i == 0;
+      case OpKind::CrossEntropy:
+      case OpKind::CrossEntropyGrad:
+      case OpKind::Dispatch: return i == 1 || i == 2;
+      case OpKind::RouteGrad: return i == 1 || i == 2;
+      case OpKind::Combine: return i == 2;
+      case OpKind::CombineGrad: return i == 3;
+      case OpKind::AdamW: return i == 6;
+      default: return false;
+    }
+  };
+  auto isIntResult = [&](unsigned i) {
+    return op_.kind == OpKind::CountValid ||
+           (op_.kind == OpKind::Route && (i == 0 || i == 2 || i == 3));
+  };
+  for (unsigned i = 0; i < op_.operands().size(); ++i) TRY(operand(i, isIntOperand(i)));
+  for (unsigned i = 0; i < op_.results().size(); ++i)
+    TRY(expectElem(("result " + Twine(i)).str(), op_.result(i)->type, isIntResult(i)));
+  return Error::success();
+}
+
+// Within one op a name has one size.
+Error Shapes::consistent() const {
+  Dims seen;
+  auto check = [&](const Type& type) -> Error {
+    for (const Dim& dim : type.dims) {
+      const Dim* other = findDim(seen, dim.name);
+      if (!other) seen.push_back(dim);
+      else if (*other != dim)
+        return broken("dim '" + dim.name + "' has sizes " + Twine(other->size) + " and " +
+                      Twine(dim.size));
+    }
+    return Error::success();
+  };
+  for (const Value* value : op_.operands()) TRY(check(value->type));
+  for (const Value* value : op_.results()) TRY(check(value->type));
+  return Error::success();
+}
+
+// Integers that index a dim must be tokens of an input whose vocabulary fits it.
+Error Shapes::ids(unsigned operand, int64_t size, StringRef what) const {
+  const Variable* input = sources_.input(op_.operand(operand));
+  if (!input) return broken(what + " must be read from an input");
+  if (input->vocab > size)
+    return broken(what + " are below " + Twine(input->vocab) + ", but the dim has " + Twine(size));
+  return Error::success();
+}
+
+// Rows must come from `route`, and the ragged dim must have room for all of them.
+Error Shapes::routed(unsigned row, int offsets, const Dims& ragged) const {
+  const Value* from = sources_.source(op_.operand(row));
+  if (!from || from->def()->kind != OpKind::Route || from->index() != 2)
+    return broken("rows must come from a route");
+  const Op& route = *from->def();
+  const Type& scores = route.operand(0)->type;
+  if (route.attrs.word("over").empty() || !scores.has(route.attrs.word("over")))
+    return broken("rows must come from a route");
+  std::string group = word("over");
+  if (group.empty() || ragged.size() < 2 || ragged[0].name != group || ragged[1].over != group)
+    return broken("packed rows must start with [over, slot~over, ...]");
+  if (ragged[0].size != scores.size(route.attrs.word("over")))
+    return broken("has " + Twine(ragged[0].size) + " groups, but the route has " +
+                  Twine(scores.size(route.attrs.word("over"))));
+  if (ragged[1].size < routedRows(scores, route.attrs))
+    return broken("has room for " + Twine(ragged[1].size) + " rows, but the route makes up to " +
+                  Twine(routedRows(scores, route.attrs)));
+  if (offsets >= 0) TRY(offsetsOf(unsigned(offsets), {Elem::F32, ragged}));
+  return Error::success();
+}
+
+Error Shapes::offsetsOf(unsigned operand, const Type& ragged) const {
+  const Value* from = sources_.source(op_.operand(operand));
+  if (!from || from->def()->kind != OpKind::Route || from->index() != 3)
+    return broken("offsets must come from a route");
+  const Type& type = from->type;
+  if (type.dims.size() != 1 || type.dims[0].size != ragged.dims[0].size + 1)
+    return broken("offsets have dims " + list(type.dims) + " for " + Twine(ragged.dims[0].size) +
+                  " groups");
+  const Op& route = *from->def();
+  if (!route.operand(0)->type.has(route.attrs.word("over")) ||
+      ragged.dims[1].size < routedRows(route.operand(0)->type, route.attrs))
+    return broken("the ragged dim has no room for the route's rows");
+  return Error::success();
+}
+
+Error Shapes::variableOp() const {
+  const Variable& var = *op_.var;
+  if (op_.kind == OpKind::Zero) return Error::success();
+  Type slice = var.slice(enclosing_);
+  if (op_.kind == OpKind::Read) {
+    const Type& type = op_.result()->type;
+    // An input of several microbatches reads whole (once a step) or as the current one's slice.
+    bool isCurrent = var.kind == VarKind::Input && type == var.slice({"microbatch"});
+    if (type == slice || isCurrent) return Error::success();
+    return broken("reads " + type.str() + ", but the slice is " + slice.str());
+  }
+  const Type& type = op_.operand(0)->type;
+  if (var.kind == VarKind::Input || var.kind == VarKind::Step)
+    return broken("sets '@" + var.name + "', which only the runtime sets");
+  // Accumulating may convert between floating-point types; writing copies.
+  bool elemFits = op_.kind == OpKind::Accum ? isFloat(type.elem) && isFloat(slice.elem)
+                                            : type.elem == slice.elem;
+  if (!elemFits || type.dims != slice.dims)
+    return broken("writes " + type.str() + " into " + slice.str());
+  return Error::success();
+}
+
+Error Shapes::elementwise() const {
+  Dims all;
+  for (unsigned i = 0; i < op_.operands().size(); ++i) all = unite(all, in(i));
+  TRY(expectDims("the result", out(), all));
+  StringRef group = op_.result()->type.grouping();
+  if (!group.empty())
+    for (const Value* operand : op_.operands())
+      if (operand->type.has(group) && operand->type.grouping() != group)
+        return broken("an operand has '" + group + "' without its rows; 'spread' it first");
+  return Error::success();
+}
+
+Error Shapes::einsum() const {
+  Type result = outcome();
+  Dims all = unite(in(0), in(1));
+  for (const Dim& dim : result.dims) {
+    const Dim* from = findDim(all, dim.name);
+    if (!from || *from != dim)
+      return broken("the result's dim '" + dim.name + "' is in no operand");
+  }
+  StringRef group;
+  const Type* ragged = nullptr;
+  for (unsigned i = 0; i < 2; ++i)
+    if (StringRef g = op_.operand(i)->type.grouping(); !g.empty()) {
+      if (ragged && *ragged->dims.begin() != op_.operand(i)->type.dims[0])
+        return broken("operands are grouped by different dims");
+      if (ragged && ragged->dims[1] != op_.operand(i)->type.dims[1])
+        return broken("operands have different rows");
+      group = g;
+      ragged = &op_.operand(i)->type;
+    }
+  if (!ragged)
+    return op_.operands().size() == 2 ? Error::success() : broken("takes offsets only for rows");
+  if (op_.operands().size() != 3) return broken("needs the rows' offsets");
+  if (!result.has(group)) return broken("must keep the groups '" + group + "'");
+  return offsetsOf(2, *ragged);
+}
+
+Error Shapes::sum() const {
+  Type result = outcome();
+  const Type& x = op_.operand(0)->type;
+  for (const Dim& dim : result.dims) {
+    const Dim* from = findDim(x.dims, dim.name);
+    if (!from || *from != dim)
+      return broken("the result's dim '" + dim.name + "' is not in the operand");
+  }
+  StringRef group = x.grouping();
+  bool sumsRows = !group.empty() && result.grouping().empty();
+  if (!group.empty() && !result.has(group)) return broken("must keep the groups '" + group + "'");
+  if (sumsRows != (op_.operands().size() == 2))
+    return broken(sumsRows ? "needs the rows' offsets" : "takes offsets only to sum rows");
+  return sumsRows ? offsetsOf(1, x) : Error::success();
+}
+
+Error Shapes::spread() const {
+  const Type& result = op_.result()->type;
+  StringRef group = result.grouping();
+  if (group.empty()) return broken("its result has no rows");
+  TRY(expectDims("the operand", in(0), less(result.dims, {result.dims[1].name})));
+  return offsetsOf(1, result);
+}
+
+Error Shapes::over() const {
+  TRY(needs("over", 0));
+  switch (op_.kind) {
+    case OpKind::Softmax: return expectDims("the result", out(), in(0));
+    case OpKind::SoftmaxGrad:
+      TRY(expectDims("operand 1", in(1), in(0)));
+      return expectDims("the result", out(), in(0));
+    case OpKind::Norm:
+      TRY(expectDims("result 0", out(0), in(0)));
+      return expectDims("result 1", out(1), less(in(0), {word("over")}));
+    default:  // NormGrad
+      TRY(expectDims("operand 1", in(1), in(0)));
+      TRY(expectDims("operand 2", in(2), less(in(0), {word("over")})));
+      return expectDims("the result", out(), in(0));
+  }
+}
+
+Error Shapes::lookup() const {
+  bool isGrad = op_.kind == OpKind::LookupGrad;
+  Type table = isGrad ? outcome() : op_.operand(0)->type;
+  const Dims& tokens = in(isGrad ? 0 : 1);
+  std::string over = word("over");
+  if (over.empty() || !table.has(over)) return broken("'over' is no dim of the table");
+  Dims rows = less(table.dims, {over});
+  for (const Dim& dim : tokens)
+    if (findDim(table.dims, dim.name)) return broken("ids and table share '" + dim.name + "'");
+  TRY(expectDims(isGrad ? "operand 1" : "the result", isGrad ? in(1) : out(), unite(rows, tokens)));
+  return ids(isGrad ? 0 : 1, table.size(over), "ids");
+}
+
+Error Shapes::crossEntropy() const {
+  TRY(needs("over", 0));
+  Dims rows = less(in(0), {word("over")});
+  TRY(expectDims("the targets", in(1), rows));
+  TRY(expectDims("the count", in(2), {}));
+  if (op_.kind == OpKind::CrossEntropy) {
+    TRY(expectDims("the loss", out(0), {}));
+    TRY(expectDims("the log-sum-exp", out(1), rows));
+  } else {
+    TRY(expectDims("the log-sum-exp", in(3), rows));
+    TRY(expectDims("the loss's gradient", in(4), {}));
+    TRY(expectDims("the result", out(), in(0)));
+  }
+  return ids(1, op_.operand(0)->type.size(word("over")), "targets");
+}
+
+Error Shapes::attend() const {
+  std::string seq = word("seq"), by = word("by"), head = word("head"), kv = word("kv");
+  for (unsigned i = 0; i < 2; ++i)
+    for (StringRef key : {"seq", "by"}) TRY(needs(key, i));
+  if (head.empty() != kv.empty()) return broken("names only one of 'head' and 'kv'");
+  if (!head.empty()) {
+    TRY(needs("head", 0));
+    TRY(needs("kv", 1));
+    int64_t heads = op_.operand(0)->type.size(head), kvs = op_.operand(1)->type.size(kv);
+    if (heads % kvs != 0)
+      return broken("has " + Twine(heads) + " heads, no multiple of " + Twine(kvs) + " kv heads");
+  }
+  Dims base = less(in(0), {seq, by, head});
+  TRY(expectDims("the keys less seq, by and kv", less(in(1), {seq, by, kv}), base));
+  Dims values = less(in(2), {seq, kv});
+  for (const Dim& dim : base) values = less(values, {dim.name});
+  if (values.size() != 1) return broken("the values need exactly one dim of their own");
+  Dims keyRows = less(in(1), {by});
+  TRY(expectDims("the values", in(2), unite(less(keyRows, {values[0].name}), values)));
+  Dims rows = less(in(0), {by});
+  Dims result = unite(rows, values);
+  if (op_.kind == OpKind::Attend) {
+    TRY(expectDims("the result", out(0), result));
+    return expectDims("the log-sum-exp", out(1), rows);
+  }
+  TRY(expectDims("operand 3", in(3), result));
+  TRY(expectDims("operand 4", in(4), rows));
+  TRY(expectDims("operand 5", in(5), result));
+  for (unsigned i = 0; i < 3; ++i) TRY(expectDims(("result " + Twine(i)).str(), out(i), in(i)));
+  return Error::success();
+}
+
+Error Shapes::concat() const {
+  std::string over = word("over");
+  Words parts = op_.attrs.words("parts");
+  const Dim* joined = findDim(out(), over);
+  if (!joined) return broken("'over' is no dim of the result");
+  if (parts.size() != op_.operands().size()) return broken("names not one part an operand");
+  int64_t size = 0;
+  Dims others;
+  for (unsigned i = 0; i < parts.size(); ++i) {
+    const Dim* part = findDim(in(i), parts[i]);
+    if (!part || part->isRagged()) return broken("operand " + Twine(i) + " lacks '" + parts[i] + "'");
+    size += part->size;
+    others = unite(others, less(in(i), {parts[i]}));
+  }
+  if (size != joined->size || joined->isRagged())
+    return broken("the parts have " + Twine(size) + " elements, not " + Twine(joined->size));
+  others.push_back(*joined);
+  return expectDims("the result", out(), others);
+}
+
+Error Shapes::slice() const {
+  TRY(needs("over", 0));
+  std::string part = word("part");
+  const Dim* cut = findDim(out(), part);
+  if (!cut || cut->isRagged()) return broken("'part' is no dim of the result");
+  int64_t offset = op_.attrs.integer("offset"), size = op_.operand(0)->type.size(word("over"));
+  if (offset < 0 || offset > size || cut->size > size - offset)
+    return broken("cuts elements " + Twine(offset) + " to " + Twine(offset + cut->size) + " of " +
+                  Twine(size));
+  Dims wanted = less(in(0), {word("over")});
+  wanted.push_back(*cut);
+  return expectDims("the result", out(), wanted);
+}
+
+Error Shapes::route() const {
+  TRY(needs("over", 0));
+  std::string over = word("over");
+  int64_t experts = op_.operand(0)->type.size(over), top = op_.attrs.integer("top");
+  if (top < 1 || top > experts)
+    return broken("chooses " + Twine(top) + " of " + Twine(experts));
+  std::string score = word("score"), per = word("per");
+  if (score != "softmax" && score != "sigmoid") return broken("unknown score '" + score + "'");
+  if (per != "sequence" && per != "microbatch") return broken("unknown group '" + per + "'");
+  TRY(needs("seq", 0));
+  if (!op_.operand(0)->type.grouping().empty()) return broken("cannot route packed rows");
+  Dims choices = less(in(0), {over});
+  if (findDim(choices, "choice")) return broken("the scores have a dim 'choice'");
+  choices.push_back({"choice", top, ""});
+  for (unsigned i = 0; i < 3; ++i) TRY(expectDims(("result " + Twine(i)).str(), out(i), choices));
+  if (out(3).size() != 1 || out(3)[0].size != experts + 1)
+    return broken("offsets must have " + Twine(experts + 1) + " elements");
+  if (routedRows(op_.operand(0)->type, op_.attrs) > INT32_MAX)
+    return broken("makes more rows than an i32 counts");
+  return expectDims("the penalty", out(4), {});
+}
+
+Error Shapes::routeGrad() const {
+  TRY(needs("over", 0));
+  const Value* choice = sources_.source(op_.operand(1));
+  if (!choice || choice->def()->kind != OpKind::Route || choice->index() != 0)
+    return broken("choices must come from a route");
+  const Op& route = *choice->def();
+  if (route.operand(0)->type.dims != in(0) || route.attrs.word("over") != word("over"))
+    return broken("the scores are not those of the route");
+  for (StringRef key : {"top", "score", "per", "normalise", "scale", "balance", "capacity", "seq"}) {
+    const Attr *mine = op_.attrs.find(key), *its = route.attrs.find(key);
+    if (bool(mine) != bool(its) || (mine && *mine != *its))
+      return broken("'" + key + "' differs from the route's");
+  }
+  const Value* row = sources_.source(op_.operand(2));
+  if (!row || row->def()->kind != OpKind::Route || row->index() != 2)
+    return broken("rows must come from a route");
+  TRY(expectDims("operand 1", in(1), choice->type.dims));
+  TRY(expectDims("operand 2", in(2), in(1)));
+  TRY(expectDims("operand 3", in(3), in(1)));
+  TRY(expectDims("operand 4", in(4), {}));
+  return expectDims("the result", out(), in(0));
+}
+
+Error Shapes::dispatch() const {
+  bool isGrad = op_.kind == OpKind::DispatchGrad;
+  const Dims& packed = isGrad ? in(0) : out();
+  const Dims& x = isGrad ? out() : in(0);
+  Dims tokens = less(in(1), {"choice"});
+  if (tokens.size() + 1 != in(1).size()) return broken("rows lack dim 'choice'");
+  TRY(routed(1, isGrad ? -1 : 2, packed));
+  Dims rest(packed.begin() + 2, packed.end());
+  TRY(expectDims(isGrad ? "the result" : "operand 0", x, unite(tokens, rest)));
+  return tokens.size() + rest.size() == x.size() ? Error::success()
+                                                 : broken("token dims stand in the rows");
+}
+
+Error Shapes::combine() const {
+  bool isGrad = op_.kind == OpKind::CombineGrad;
+  unsigned o = isGrad ? 1 : 0, gate = isGrad ? 2 : 1, row = isGrad ? 3 : 2;
+  Dims tokens = less(in(row), {"choice"});
+  if (tokens.size() + 1 != in(row).size()) return broken("rows lack dim 'choice'");
+  TRY(expectDims("the gates", in(gate), in(row)));
+  TRY(routed(row, -1, in(o)));
+  Dims rest(in(o).begin() + 2, in(o).end());
+  Dims y = unite(tokens, rest);
+  if (y.size() != tokens.size() + rest.size()) return broken("token dims stand in the rows");
+  TRY(expectDims(isGrad ? "operand 0" : "the result", isGrad ? in(0) : out(), y));
+  if (!isGrad) return Error::success();
+  TRY(expectDims("result 0", out(0), in(o)));
+  return expectDims("result 1", out(1), in(gate));
+}
+
+Error Shapes::optimizer() const {
+  unsigned state = op_.kind == OpKind::AdamW ? 4 : 3;
+  for (unsigned i = 1; i < state; ++i)
+    if (in(i) != in(0)) return broken("operand " + Twine(i) + " is not shaped like the weight");
+  for (unsigned i = state; i < op_.operands().size(); ++i)
+    TRY(expectDims(("operand " + Twine(i)).str(), in(i), {}));
+  for (unsigned i = 0; i < op_.results().size(); ++i)
+    if (out(i) != in(0)) return broken("result " + Twine(i) + " is not shaped like the weight");
+  return Error::success();
+}
+
+Error Shapes::run() {
+  switch (op_.kind) {
+    case OpKind::Read:
+    case OpKind::Write:
+    case OpKind::Accum:
+    case OpKind::Zero: return variableOp();
+    case OpKind::Repeat:
+    case OpKind::Yield:
+    case OpKind::Fused: return Error::success();
+    default: break;
+  }
+  TRY(elements());
+  TRY(consistent());
+  if (op_.has(Elementwise)) return elementwise();
+  switch (op_.kind) {
+    case OpKind::Const: return Error::success();
+    case OpKind::Einsum: return einsum();
+    case OpKind::Sum: return sum();
+    case OpKind::Spread: return spread();
+    case OpKind::Softmax:
+    case OpKind::SoftmaxGrad:
+    case OpKind::Norm:
+    case OpKind::NormGrad: return over();
+    case OpKind::Lookup:
+    case OpKind::LookupGrad: return lookup();
+    case OpKind::CountValid:
+    case OpKind::SumSquares: return expectDims("the result", out(), {});
+    case OpKind::CrossEntropy:
+    case OpKind::CrossEntropyGrad: return crossEntropy();
+    case OpKind::Rope: {
+      TRY(needs("seq", 0));
+      TRY(needs("by", 0));
+      if (op_.operand(0)->type.size(word("by")) % 2 != 0) return broken("turns an odd dim");
+      std::string style = word("style");
+      if (style != "half" && style != "pairs") return broken("unknown style '" + style + "'");
+      if (word("seq") == word("by")) return broken("turns its positions");
+      return expectDims("the result", out(), in(0));
+    }
+    case OpKind::Attend:
+    case OpKind::AttendGrad: return attend();
+    case OpKind::Dropout: {
+      double rate = op_.attrs.number("rate", -1);
+      if (!(rate >= 0 && rate < 1)) return broken("drops at a rate outside [0, 1)");
+      return expectDims("the result", out(), in(0));
+    }
+    case OpKind::Concat: return concat();
+    case OpKind::Slice: return slice();
+    case OpKind::Route: return route();
+    case OpKind::RouteGrad: return routeGrad();
+    case OpKind::Dispatch:
+    case OpKind::DispatchGrad: return dispatch();
+    case OpKind::Combine:
+    case OpKind::CombineGrad: return combine();
+    case OpKind::LearningRate:
+      TRY(expectDims("the step", in(0), {}));
+      return expectDims("the result", out(), {});
+    case OpKind::AdamW:
+    case OpKind::Sgd: return optimizer();
+    default: return broken("has no shape rule");
+  }
+}
+
+}  // namespace
+
+Error verifyShapes(const Op& op, const Words& enclosing, const ValueSources& sources) {
+  return Shapes(op, enclosing, sources).run();
+}
+
+// Elementwise ops over one domain (the union of the operands' dims), and at most one `sum`, which
+// ends it. Yields: values of the whole domain, or the sum.
+Error verifyFused(const Op& op) {
+  const Block& body = *op.body;
+  llvm::DenseSet<const Value*> defined;
+  Dims domain;
+  const Op* sum = nullptr;
+  for (const Value* arg : body.args()) {
+    defined.insert(arg);
+    domain = unite(domain, arg->type.dims);
+  }
+  ValueSources none{Module()};
+  for (const Op* inner : body.ops) {
+    for (const Value* operand : inner->operands())
+      if (!defined.contains(operand)) return broken("its body uses a value from outside");
+    if (inner->kind == OpKind::Yield) break;
+    bool isSum = inner->kind == OpKind::Sum && !sum && inner->operands().size() == 1 && !inner->var;
+    bool isConst = inner->kind == OpKind::Const && inner->result()->type.dims.empty();
+    if (!isSum && !isConst && !inner->has(Elementwise))
+      return broken("its body holds '" + inner->info().text + "'");
+    if (inner->body || int(inner->operands().size()) < inner->info().minOperands ||
+        int(inner->operands().size()) > inner->info().maxOperands || inner->results().size() != 1)
+      return broken("its body holds a malformed '" + inner->info().text + "'");
+    for (const Value* operand : inner->operands())
+      if (sum && operand == sum->result()) return broken("its body goes on behind the sum");
+    TRY(verifyShapes(*inner, {}, none));
+    if (isSum) sum = inner;
+    defined.insert(inner->result());
+  }
+  const Op& yield = *body.ops.back();
+  size_t yields = op.var ? 1 : op.results().size();
+  if (yield.operands().size() != yields) return broken("yields not one value a result");
+  for (size_t i = 0; i < yields; ++i) {
+    const Value* value = yield.operands()[i];
+    bool isSum = sum && value == sum->result();
+    if (op.var && !isSum) return broken("accumulates a value that is no sum");
+    if (op.var ? value->type.dims != op.var->slice(op.parent()->enclosing()).dims
+               : value->type != op.results()[i]->type)
+      return broken("yields value " + Twine(i) + " of another type than its result");
+    if (!isSum && !sameSet(value->type.dims, domain))
+      return broken("yields value " + Twine(i) + ", which does not cover its domain");
+  }
+  return Error::success();
+}
+
+}  // namespace planc

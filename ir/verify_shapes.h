@@ -1,0 +1,34 @@
+// Each op's shape rule, for the verifier. Kernels rely on what is checked here and check no more.
+#pragma once
+
+#include "ir/op.h"
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/Support/Error.h"
+
+namespace planc {
+
+// Where the integers come from that index memory: a slot variable is traced to the one op that
+// writes it.
+class ValueSources {
+ public:
+  explicit ValueSources(const Module& module);
+  // The op and result that made a value, looking through slots; null if not known.
+  const Value* source(const Value* value) const;
+  // The input variable that a value reads, or null.
+  const Variable* input(const Value* value) const;
+
+ private:
+  llvm::DenseMap<const Variable*, const Value*> writes_;  // null: written twice
+};
+
+// `enclosing`: dims of the repeats around the op, outermost first.
+llvm::Error verifyShapes(const Op& op, const Words& enclosing, const ValueSources& sources);
+// A fused op's body.
+llvm::Error verifyFused(const Op& op);
+
+// The most packed rows that `route` with these attributes makes for scores of this type, and the
+// tokens of one sequence that one expert takes (0: no limit).
+int64_t routedRows(const Type& scores, const Attrs& attrs);
+int64_t routeCapacity(const Type& scores, const Attrs& attrs);
+
+}  // namespace planc

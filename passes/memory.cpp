@@ -1,0 +1,351 @@
+// Places. The step is one line of time: @begin, then a microbatch's @forward and @backward, then
+// @update (the functions in the schedule's order, each once). Variables that outlive a step lie at
+// the arena's start. Everything else, slots included, is a buffer with a life from first definition
+// to last use; values share a buffer where one dies as the next is made in its place, or where a
+// `repeat` carries them. Buffers are packed largest first, each at the lowest offset that is free
+// during its life; the arena's size is the highest byte used. Tested by tests/passes/memory and
+// tests/unit/memory_test.cpp (no two live values overlap, by brute force).
+#include "passes/memory.h"
+
+#include <algorithm>
+
+#include "llvm/ADT/STLExtras.h"
+#include "passes/passes.h"
+
+namespace planc {
+namespace {
+
+constexpr int64_t kAlign = 64;  // a cache line, and the widest vector
+int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace
+
+void MemoryPlan::number(const Block& block) {
+  for (const Op* op : block.ops) {
+    start_[op] = ++time_;
+    if (op->body && op->kind == OpKind::Repeat) {
+      number(*op->body);
+      ++time_;
+    }
+    end_[op] = time_;
+  }
+}
+
+// A use inside a repeat of a value from outside holds until the repeat ends.
+int MemoryPlan::useTime(const Op* user, const Block* home) const {
+  int time = start_.lookup(user);
+  while (user->parent() != home) {
+    user = user->parent()->owner();
+    time = end_.lookup(user);
+  }
+  return time;
+}
+
+int MemoryPlan::lastUse(const Value* value) const {
+  int last = value->def() ? end_.lookup(value->def()) : start_.lookup(value->block()->owner());
+  for (const Use& use : value->uses()) last = std::max(last, useTime(use.op, value->block()));
+  return last;
+}
+
+int MemoryPlan::newBuffer(int64_t bytes, int from, int to) {
+  buffers_.push_back({bytes, from, to});
+  return int(buffers_.size() - 1);
+}
+
+// A swap among carried values (an argument yielded as another) would read what it overwrites: yield
+// a copy instead.
+void MemoryPlan::copySwappedYields(Block& block) {
+  for (Op* op : std::vector<Op*>(block.ops)) {
+    if (op->kind != OpKind::Repeat) continue;
+    copySwappedYields(*op->body);
+    Op* yield = op->body->ops.back();
+    for (unsigned i = 0; i < yield->operands().size(); ++i) {
+      Value* value = yield->operand(i);
+      bool isOtherArg = !value->def() && value->block() == op->body.get() && value->index() != i;
+      if (!isOtherArg) continue;
+      Builder builder(op->body.get(), op->body->ops.size() - 1);
+      builder.loc = op->loc;
+      yield->setOperand(i, builder.value(OpKind::Sum, {value}, value->type, {}, value->name));
+    }
+  }
+}
+
+void MemoryPlan::findVariableLives() {
+  for (const auto& function : module_.functions)
+    walk(*function->body, [&](Op* op) {
+      if (op->kind == OpKind::Read) reads_[op->var].push_back(op);
+      if (op->kind == OpKind::Write) writes_[op->var].push_back(op);
+      if (!op->var || op->var->kind != VarKind::Slot) return;
+      // A stacked slot lives while any iteration may touch it: widen to the outermost repeat.
+      const Op* outer = op;
+      while (outer->parent()->owner()) outer = outer->parent()->owner();
+      int from = start_.lookup(outer);
+      // What is written may be made in place, so it lives from there.
+      if (op->kind == OpKind::Write && outer == op)
+        if (const Op* def = op->operand(0)->def()) from = std::min(from, start_.lookup(def));
+      int to = end_.lookup(outer);
+      if (op->kind == OpKind::Read)
+        for (const Use& use : op->result()->uses())
+          to = std::max(to, useTime(use.op, op->parent()));
+      auto [at, isNew] = slotBuffer_.try_emplace(op->var, -1);
+      if (isNew) {
+        at->second = newBuffer(op->var->type.bytes(), from, to);
+      } else {
+        Buffer& buffer = buffers_[at->second];
+        buffer.from = std::min(buffer.from, from);
+        buffer.to = std::max(buffer.to, to);
+      }
+    });
+}
+
+Place MemoryPlan::slicePlace(const Variable& var, const Block& block) const {
+  Place place;
+  Words enclosing = block.enclosing();
+  Type rest = var.type;
+  for (const std::string& dim : var.stack) {
+    bool isMicrobatch = dim == "microbatch" && var.kind == VarKind::Input;
+    if (!isMicrobatch && !llvm::is_contained(enclosing, dim)) break;
+    rest = rest.without(dim);
+    place.strides.push_back({dim, rest.bytes()});
+  }
+  return place;
+}
+
+MemoryPlan::Home MemoryPlan::variableHome(const Variable& var, const Block& block,
+                                          const Type& type) const {
+  Home home;
+  home.var = &var;
+  home.place = slicePlace(var, block);
+  if (type.dims.size() == var.type.dims.size()) home.place.strides.clear();  // the whole stack
+  return home;
+}
+
+// Whether a value can be computed where it is written.
+bool MemoryPlan::canForward(const Op& write) const {
+  const Value* value = write.operand(0);
+  const Op* def = value->def();
+  const Variable& var = *write.var;
+  if (!def || def->parent() != write.parent() || def->kind == OpKind::Read ||
+      def->kind == OpKind::Repeat || home_.count(value) || writes_.lookup(&var).size() != 1 ||
+      value->type != var.slice(write.parent()->enclosing()))
+    return false;
+  if (var.kind == VarKind::Slot) return true;
+  // A variable's old value must not be needed once the new one is being made; the op that makes it
+  // may read it where it lies on it.
+  int made = start_.lookup(def);
+  auto reads = reads_.find(&var);
+  if (reads == reads_.end()) return true;
+  for (const Op* read : reads->second) {
+    if (read->parent() != write.parent()) {
+      // In another function: it runs before or behind all of this one.
+      const Block* top = read->parent();
+      while (top->owner()) top = top->owner()->parent();
+      const Block* mine = write.parent();
+      while (mine->owner()) mine = mine->owner()->parent();
+      if (top == mine) return false;
+      continue;
+    }
+    for (const Use& use : read->result()->uses()) {
+      int time = useTime(use.op, read->parent());
+      if (time > made || (time == made && !(def->has(InPlace) && use.op == def))) return false;
+    }
+  }
+  return true;
+}
+
+// The operand on which a result may lie: same layout, dying here, and not shared.
+const Value* MemoryPlan::dyingOperand(const Op& op, unsigned resultIndex) const {
+  const Value* result = op.results()[resultIndex];
+  bool inPlace = op.has(InPlace);
+  if (op.kind == OpKind::Fused) {
+    inPlace = true;
+    for (const Op* inner : op.body->ops) inPlace &= inner->kind != OpKind::Sum;
+  }
+  if (!inPlace || op.kind == OpKind::AdamW || op.kind == OpKind::Sgd) return nullptr;
+  for (const Value* operand : op.operands()) {
+    if (operand->type != result->type || !operand->def() || operand->block() != op.parent() ||
+        lastUse(operand) > start_.lookup(&op) || llvm::count(op.operands(), operand) > 1)
+      continue;
+    auto home = home_.find(operand);
+    if (home == home_.end() || taken_.count(operand)) continue;
+    if (!home->second.var) {
+      if (home->second.isCarried) continue;
+      return operand;
+    }
+    // A saved value that is read only here may be overwritten.
+    const Variable* var = home->second.var;
+    if (var->kind == VarKind::Slot && operand->def()->kind == OpKind::Read &&
+        reads_.lookup(var).size() == 1)
+      return operand;
+  }
+  return nullptr;
+}
+
+void MemoryPlan::placeResult(const Op& op, unsigned i) {
+  const Value* result = op.results()[i];
+  if (home_.count(result)) return;
+  int last = lastUse(result);
+  if (const Value* operand = dyingOperand(op, i)) {
+    Home home = home_[operand];
+    taken_.insert(operand);
+    int buffer = home.var ? slotBuffer_.lookup(home.var) : home.buffer;
+    buffers_[buffer].to = std::max(buffers_[buffer].to, last);
+    home_[result] = home;
+    return;
+  }
+  Home home;
+  home.buffer = newBuffer(result->type.bytes(), start_.lookup(&op), last);
+  home_[result] = home;
+}
+
+// One buffer for a carried value: its argument and its result, and where life allows also its
+// initial value and what the body yields.
+void MemoryPlan::placeRepeat(Op& op) {
+  Op* yield = op.body->ops.back();
+  for (unsigned i = 0; i < op.operands().size(); ++i) {
+    Value* init = op.operand(i);
+    Value* arg = op.body->args()[i];
+    int from = start_.lookup(&op);
+    int to = std::max(end_.lookup(&op), lastUse(op.result(i)));
+    Home home;
+    home.isCarried = true;
+    auto initHome = home_.find(init);
+    bool takesInit = init->def() && init->block() == op.parent() && initHome != home_.end() &&
+                     !initHome->second.var && !initHome->second.isCarried &&
+                     !taken_.count(init) && lastUse(init) <= end_.lookup(&op) &&
+                     llvm::count(op.operands(), init) == 1 && usesInside(init, op) == 0;
+    if (takesInit) {
+      home.buffer = initHome->second.buffer;
+      taken_.insert(init);
+      buffers_[home.buffer].to = std::max(buffers_[home.buffer].to, to);
+    } else {
+      home.buffer = newBuffer(arg->type.bytes(), from, to);
+    }
+    home_[arg] = home;
+    home_[op.result(i)] = home;
+
+    Value* next = yield->operand(i);
+    Op* def = next->def();
+    if (!def || def->parent() != op.body.get() || def->kind == OpKind::Read ||
+        def->kind == OpKind::Repeat || llvm::count(yield->operands(), next) > 1)
+      continue;
+    bool isSaved = llvm::any_of(next->uses(), [](const Use& use) {
+      return use.op->kind == OpKind::Write;
+    });
+    int made = start_.lookup(def), argDies = lastUse(arg);
+    bool isOnArg = argDies == made && canLieOn(*def, *arg, *next);
+    if (!isSaved && (argDies < made || isOnArg)) home_[next] = home;
+  }
+  block(*op.body);
+}
+
+size_t MemoryPlan::usesInside(const Value* value, const Op& repeat) const {
+  return size_t(llvm::count_if(value->uses(), [&](const Use& use) { return use.op != &repeat; }) -
+                llvm::count_if(value->uses(), [&](const Use& use) {
+                  return use.op != &repeat && useTime(use.op, value->block()) < start_.lookup(&repeat);
+                }));
+}
+
+bool MemoryPlan::canLieOn(const Op& op, const Value& operand, const Value& result) const {
+  bool inPlace = op.has(InPlace);
+  if (op.kind == OpKind::Fused) {
+    inPlace = true;
+    for (const Op* inner : op.body->ops) inPlace &= inner->kind != OpKind::Sum;
+  }
+  return inPlace && operand.type == result.type && llvm::count(op.operands(), &operand) == 1;
+}
+
+void MemoryPlan::block(Block& block) {
+  for (Op* op : block.ops) {
+    if (op->kind == OpKind::Repeat) {
+      placeRepeat(*op);
+      continue;
+    }
+    if (op->kind == OpKind::Read) {
+      home_[op->result()] = variableHome(*op->var, block, op->result()->type);
+      continue;
+    }
+    // Values that are written somewhere are made there.
+    for (const Value* result : op->results())
+      for (const Use& use : result->uses())
+        if (use.op->kind == OpKind::Write && use.op->parent() == &block && canForward(*use.op))
+          home_[result] = variableHome(*use.op->var, block, result->type);
+    for (unsigned i = 0; i < op->results().size(); ++i) placeResult(*op, i);
+  }
+}
+
+int64_t MemoryPlan::pack(int64_t base) {
+  std::vector<Buffer*> order;
+  for (Buffer& buffer : buffers_) {
+    buffer.bytes = aligned(buffer.bytes);
+    order.push_back(&buffer);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
+  int64_t top = base;
+  std::vector<const Buffer*> placed, live;
+  for (Buffer* buffer : order) {
+    live.clear();
+    for (const Buffer* other : placed)
+      if (other->from <= buffer->to && buffer->from <= other->to) live.push_back(other);
+    std::sort(live.begin(), live.end(),
+              [](const Buffer* a, const Buffer* b) { return a->offset < b->offset; });
+    int64_t offset = base;
+    for (const Buffer* other : live) {
+      if (other->offset >= offset + buffer->bytes) break;
+      offset = std::max(offset, other->offset + other->bytes);
+    }
+    buffer->offset = offset;
+    top = std::max(top, offset + buffer->bytes);
+    placed.push_back(buffer);
+  }
+  return top;
+}
+
+void MemoryPlan::run() {
+  std::vector<Function*> order;
+  for (const Call& call : module_.schedule) {
+    Function* function = module_.findFunction(call.function);
+    if (function && !llvm::is_contained(order, function)) order.push_back(function);
+  }
+  for (Function* function : order) {
+    copySwappedYields(*function->body);
+    number(*function->body);
+    time_ += 2;
+  }
+  findVariableLives();
+  for (Function* function : order) block(*function->body);
+
+  int64_t base = 0;
+  for (const auto& var : module_.vars) {
+    if (var->kind == VarKind::Slot) continue;
+    var->place = Place{base, {}};
+    base += aligned(var->type.bytes());
+  }
+  module_.arenaBytes = pack(base);
+  for (const auto& var : module_.vars)
+    if (var->kind == VarKind::Slot) {
+      auto at = slotBuffer_.find(var.get());
+      var->place = Place{at == slotBuffer_.end() ? 0 : buffers_[at->second].offset, {}};
+    }
+  auto place = [&](Value* value) {
+    const Home& home = home_[value];
+    if (home.var) {
+      value->place = home.place;
+      value->place->offset = home.var->place->offset;
+    } else {
+      value->place = Place{buffers_[home.buffer].offset, {}};
+    }
+  };
+  for (Function* function : order)
+    walk(*function->body, [&](Op* op) {
+      for (Value* result : op->results())
+        if (home_.count(result)) place(result);
+      if (op->kind == OpKind::Repeat)
+        for (Value* arg : op->body->args()) place(arg);
+    });
+}
+
+void memory(Module& module, Diagnostics&) { MemoryPlan(module).run(); }
+
+}  // namespace planc

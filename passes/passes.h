@@ -1,0 +1,55 @@
+// The compiler, read top to bottom: every pass in order, what it does and why it stands here. A pass
+// takes what it needs from the plan's settings in the module and leaves verified IR without dead
+// ops; user errors go to the diagnostics. docs/passes.md is generated from kPasses.
+#pragma once
+
+#include "ir/diagnostics.h"
+#include "ir/op.h"
+#include "llvm/ADT/ArrayRef.h"
+
+namespace planc {
+
+// Adds @backward: the gradient of the loss for every weight, added up over microbatches in
+// `gradient` variables; what it needs of @forward is saved in `slot` variables, which the forward
+// writes:
+//   %y = einsum(%x, %w)      =>   write @x(%x)          and in @backward
+//                                 %x = read @x
+//                                 %dw = einsum(%x, %dy)
+//                                 accum @grad.w(%dw) {first = 1}
+// First, because every later pass sees one program with all its work in it.
+void autodiff(Module& module, Diagnostics& diags);
+
+// Recomputes in @backward what the plan's `recompute` names (ops, or whole layers) instead of saving
+// it: reads of such a slot become copies of the ops that made it. Behind autodiff, which says what
+// is saved; before any pass that counts memory.
+void recompute(Module& module, Diagnostics& diags);
+
+// With `precision bf16`: a weight read and cast in every microbatch gets a copy in compute precision
+// that the step renews. Before `optimizer`, which writes the copies.
+void precision(Module& module, Diagnostics& diags);
+
+// Adds @update: global-norm clipping, the learning rate's schedule, AdamW or SGD on every weight.
+void optimizer(Module& module, Diagnostics& diags);
+
+// Elementwise chains become one `fused` op, also with the sum that ends them; a sum or product that
+// is only added to a gradient accumulates in place. Behind everything that makes such ops.
+void fuse(Module& module, Diagnostics& diags);
+
+// Gives every variable and value its place in one arena: liveness over the whole step, results laid
+// on dying operands, saved values computed where they are saved. The arena's size is exact. After
+// `fuse`, which decides what needs memory at all.
+void memory(Module& module, Diagnostics& diags);
+
+// The module becomes a rank program: the verifier now demands a place of every variable and value.
+void emit(Module& module, Diagnostics& diags);
+
+struct PassInfo {
+  llvm::StringRef name;
+  void (*run)(Module&, Diagnostics&);
+  llvm::StringRef summary;
+};
+
+// The pass list, in order.
+llvm::ArrayRef<PassInfo> allPasses();
+
+}  // namespace planc

@@ -1,0 +1,151 @@
+// Trades memory for work: a slot whose value the plan wants computed again is dropped, and its read
+// in @backward becomes a copy of the op that made it, on values that are saved (or made again in
+// turn, within a layer recomputed whole). Dropout draws the same mask: its key does not know which
+// function it runs in. Tested by tests/passes/recompute and tests/unit/gradient_test.cpp.
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringSwitch.h"
+#include "passes/autodiff.h"
+#include "passes/passes.h"
+
+namespace planc {
+namespace {
+
+// The plan speaks of builtins, the IR of ops.
+llvm::StringRef opName(llvm::StringRef builtin) {
+  return llvm::StringSwitch<llvm::StringRef>(builtin)
+      .Cases("rms_norm", "layer_norm", "norm")
+      .Default(builtin);
+}
+
+class Recompute {
+ public:
+  explicit Recompute(Module& module) : module_(module) {
+    for (const std::string& word : module.settings.words("recompute")) {
+      if (word == "layer") layer_ = true;
+      else ops_.push_back(opName(word).str());
+    }
+  }
+
+  void run(Diagnostics& diags) {
+    for (const std::string& name : ops_) {
+      bool found = name == "none" || name == "auto";
+      walk(*module_.findFunction("forward")->body,
+           [&](const Op* op) { found |= op->info().text == name; });
+      if (!found) diags.report({}, Diag::UnknownRecompute, name);
+    }
+    walk(*module_.findFunction("forward")->body, [&](Op* op) {
+      if (op->kind != OpKind::Write || op->var->kind != VarKind::Slot) return;
+      source_[op->var] = op->operand(0);
+      slot_[op->operand(0)] = op->var;
+    });
+    walk(*module_.findFunction("backward")->body, [&](Op* op) {
+      if (op->kind == OpKind::Read && op->var->kind == VarKind::Slot && isDropped(op->var))
+        reads_.push_back(op);
+    });
+    for (Op* read : reads_) {
+      Block* block = read->parent();
+      Builder builder(block, block->indexOf(read));
+      builder.loc = read->loc;
+      Value* again = compute(source_.lookup(read->var), builder);
+      read->result()->replaceAllUsesWith(again);
+      read->erase();
+    }
+    dropUnreadSlots();
+  }
+
+ private:
+  bool isDropped(const Variable* var) const {
+    const Value* value = source_.lookup(var);
+    if (!value || !value->def() || var->output) return false;
+    if (layer_ && !value->block()->enclosing().empty()) return true;
+    return llvm::is_contained(ops_, value->def()->info().text);
+  }
+
+  // The forward's value at a place in @backward.
+  Value* compute(Value* value, Builder& builder) {
+    Value*& known = known_[{value, builder.block()}];
+    if (known && !isBefore(known, builder)) known = nullptr;
+    if (known) return known;
+    Op* def = value->def();
+    Variable* slot = slot_.lookup(value);
+    bool isRead = def && def->kind == OpKind::Read;
+    bool again = def && !isRead && def->kind != OpKind::Repeat &&
+                 (slot ? isDropped(slot)
+                       : def->kind == OpKind::Const || isWeightCast(*def) ||
+                             (layer_ && !value->block()->enclosing().empty()) ||
+                             llvm::is_contained(ops_, def->info().text));
+    if (isRead) {
+      Op* read = builder.create(OpKind::Read, {}, {value->type}, {}, def->var, value->name);
+      return known_[{value, builder.block()}] = read->result();
+    }
+    if (!again) {
+      if (!slot) {
+        slot = saveValue(module_, value);
+        slot_[value] = slot;
+        source_[slot] = value;
+      }
+      Op* read = builder.create(OpKind::Read, {}, {value->type}, {}, slot, value->name);
+      return known_[{value, builder.block()}] = read->result();
+    }
+    llvm::SmallVector<Value*, 4> operands;
+    for (Value* operand : def->operands()) operands.push_back(compute(operand, builder));
+    llvm::SmallVector<Type, 2> types;
+    for (const Value* result : def->results()) types.push_back(result->type);
+    Loc around = builder.loc;
+    builder.loc = def->loc;
+    Op* copy = builder.create(def->kind, operands, types, def->attrs);
+    builder.loc = around;
+    for (size_t i = 0; i < types.size(); ++i) {
+      copy->result(unsigned(i))->name = def->result(unsigned(i))->name;
+      known_[{def->result(unsigned(i)), builder.block()}] = copy->result(unsigned(i));
+    }
+    return known_[{value, builder.block()}];
+  }
+
+  static bool isWeightCast(const Op& op) {
+    const Op* read = op.kind == OpKind::Cast ? op.operand(0)->def() : nullptr;
+    return read && read->kind == OpKind::Read && read->var->kind == VarKind::Weight;
+  }
+
+  // A copy serves only what comes behind it.
+  static bool isBefore(const Value* value, const Builder& builder) {
+    return builder.block()->indexOf(value->def()) < builder.position();
+  }
+
+  void dropUnreadSlots() {
+    llvm::DenseSet<const Variable*> read;
+    for (const auto& function : module_.functions)
+      walk(*function->body, [&](Op* op) {
+        if (op->kind == OpKind::Read) read.insert(op->var);
+      });
+    std::vector<Op*> dead;
+    walk(*module_.findFunction("forward")->body, [&](Op* op) {
+      if (op->kind == OpKind::Write && op->var->kind == VarKind::Slot && !read.contains(op->var))
+        dead.push_back(op);
+    });
+    for (Op* op : dead) op->erase();
+    llvm::erase_if(module_.vars, [&](const std::unique_ptr<Variable>& var) {
+      return var->kind == VarKind::Slot && !read.contains(var.get());
+    });
+  }
+
+  Module& module_;
+  bool layer_ = false;
+  std::vector<std::string> ops_;
+  llvm::DenseMap<const Variable*, Value*> source_;  // what a slot saves
+  llvm::DenseMap<const Value*, Variable*> slot_;
+  std::vector<Op*> reads_;
+  llvm::DenseMap<std::pair<const Value*, const Block*>, Value*> known_;
+};
+
+}  // namespace
+
+void recompute(Module& module, Diagnostics& diags) {
+  if (module.settings.words("recompute").empty() || !module.findFunction("forward") ||
+      !module.findFunction("backward"))
+    return;
+  Recompute(module).run(diags);
+}
+
+}  // namespace planc

@@ -1,0 +1,402 @@
+// Attention without ever holding all scores (Dao et al., FlashAttention, 2022): blocks of queries
+// meet blocks of keys in matrix products on the operands as they lie, [batch, seq, head, width] or
+// any other order; blocks wholly in the future or outside the window are skipped. The backward pass
+// recomputes the probabilities from the saved log-sum-exp.
+//
+// Loops: `shared` dims are those that queries and keys have (batch; the keys' heads), `own` dims those
+// that only queries have (the heads that share a key head, and dims that the keys lack). A backward
+// task is one shared index, so that no two tasks add to one key's gradient.
+// Tested by tests/runtime/kernels_test.cpp.
+#include <array>
+#include <utility>
+
+#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/kernels.h"
+#include "runtime/cpu/math.h"
+
+namespace planc::cpu {
+namespace {
+
+constexpr int64_t kQueries = 64, kKeys = 512;
+
+// One tensor as rows by position.
+struct Tensor {
+  Elem elem = Elem::F32;
+  int64_t row = 0, column = 1, width = 1;  // steps from position to position and inside a row
+};
+
+struct Attention {
+  // Of q, k, v and then the tensors shaped like them.
+  llvm::SmallVector<Tensor, 9> tensors;
+  llvm::SmallVector<Axis, 4> shared, own;  // strides by tensor
+  int64_t positions = 0, window = 0;
+  double scale = 1;
+  bool causal = false;
+};
+
+// Which dims a tensor has beside its positions and its heads.
+enum class Like { Query, Key, Value, Output, Row };
+
+llvm::Expected<Attention> analyse(const Op& op, llvm::ArrayRef<const Type*> types,
+                                  llvm::ArrayRef<Like> likes) {
+  const Type &q = *types[0], &k = *types[1], &v = *types[2];
+  std::string seq = op.attrs.word("seq"), by = op.attrs.word("by"), head = op.attrs.word("head");
+  std::string kv = op.attrs.word("kv");
+  Attention attention;
+  attention.positions = q.size(seq);
+  attention.window = op.attrs.integer("window");
+  attention.causal = op.isFlag("causal");
+  attention.scale = op.attrs.number("scale", 1 / std::sqrt(double(q.size(by))));
+  bool grouped = !kv.empty() && kv != head && k.has(kv) && q.has(head);
+
+  // A value's width: its dims that pick neither position nor query.
+  llvm::SmallVector<Dim, 4> valueDims;
+  for (const Dim& dim : memoryDims(v)) {
+    bool isHead = grouped && dim.name == kv;
+    if (dim.name != seq && !isHead && (!q.has(dim.name) || dim.name == by)) valueDims.push_back(dim);
+  }
+  for (size_t t = 0; t < types.size(); ++t) {
+    const Type& type = *types[t];
+    Tensor tensor{type.elem, strideOf(type, seq), strideOf(type, by), q.size(by)};
+    if (likes[t] == Like::Value || likes[t] == Like::Output) {
+      Space space(valueDims, {&type});
+      if (space.axes().size() != 1) return unsupported(op, "values whose own dims are apart");
+      tensor.column = space.axes()[0].size == 1 ? 1 : space.axes()[0].strides[0];
+      tensor.width = space.count();
+    }
+    attention.tensors.push_back(tensor);
+  }
+
+  // `step`: how many of the query's heads one index of the loop spans.
+  auto loop = [&](llvm::StringRef dim, llvm::StringRef keyDim, int64_t size, int64_t step) {
+    Axis axis{size, {}};
+    for (size_t t = 0; t < types.size(); ++t) {
+      bool isKey = likes[t] == Like::Key || likes[t] == Like::Value;
+      axis.strides.push_back(isKey ? strideOf(*types[t], keyDim) : step * strideOf(*types[t], dim));
+    }
+    return axis;
+  };
+  for (const Dim& dim : memoryDims(q)) {
+    if (dim.name == seq || dim.name == by) continue;
+    if (grouped && dim.name == head) {
+      int64_t heads = k.size(kv), group = dim.size / heads;
+      attention.shared.push_back(loop(head, kv, heads, group));
+      attention.own.push_back(loop(head, "", group, 1));
+    } else if (k.has(dim.name) || v.has(dim.name)) {
+      attention.shared.push_back(loop(dim.name, dim.name, dim.size, 1));
+    } else {
+      attention.own.push_back(loop(dim.name, "", dim.size, 1));
+    }
+  }
+  return attention;
+}
+
+int64_t countOf(llvm::ArrayRef<Axis> axes) {
+  int64_t count = 1;
+  for (const Axis& axis : axes) count *= axis.size;
+  return count;
+}
+
+void addOffsets(llvm::ArrayRef<Axis> axes, int64_t index, int64_t* offsets) {
+  for (const Axis& axis : llvm::reverse(axes)) {
+    int64_t i = index % axis.size;
+    index /= axis.size;
+    for (size_t t = 0; t < axis.strides.size(); ++t) offsets[t] += i * axis.strides[t];
+  }
+}
+
+template <class T>
+bool isInPlace(const Tensor& tensor) {
+  constexpr Elem own = std::is_same_v<T, double> ? Elem::F64 : Elem::F32;
+  return tensor.elem == own && (tensor.column == 1 || tensor.width == 1) &&
+         tensor.row >= tensor.width;
+}
+
+// Positions [begin, begin + count) of a tensor as a matrix: in place or copied to `scratch`.
+template <class T>
+Matrix<T> rowsOf(const Tensor& tensor, const void* base, int64_t offset, int64_t begin,
+                 int64_t count, T* scratch) {
+  int64_t at = offset + begin * tensor.row;
+  if (isInPlace<T>(tensor)) return {static_cast<const T*>(base) + at, tensor.row, 1};
+  for (int64_t r = 0; r < count; ++r) {
+    T* to = scratch + r * tensor.width;
+    const T* from = loadRow(base, tensor.elem, at + r * tensor.row, tensor.column, tensor.width, to);
+    if (from != to) std::copy_n(from, tensor.width, to);
+  }
+  return {scratch, tensor.width, 1};
+}
+
+// The same for results: where to compute, and the store of what was computed elsewhere.
+template <class T>
+std::pair<T*, int64_t> targetOf(const Tensor& tensor, void* base, int64_t offset, int64_t begin,
+                                T* scratch) {
+  if (!isInPlace<T>(tensor)) return {scratch, tensor.width};
+  return {static_cast<T*>(base) + offset + begin * tensor.row, tensor.row};
+}
+template <class T>
+void storeRows(const Tensor& tensor, const T* rows, void* base, int64_t offset, int64_t begin,
+               int64_t count) {
+  if (isInPlace<T>(tensor)) return;
+  for (int64_t r = 0; r < count; ++r) {
+    storeRow(rows + r * tensor.width, base, tensor.elem, offset + (begin + r) * tensor.row,
+             tensor.column, tensor.width);
+  }
+}
+
+template <class T>
+Matrix<T> transposed(Matrix<T> x) {
+  return {x.data, x.columns, x.rows};
+}
+
+// Keys that a query sees, [first, last) of those in [begin, end).
+struct Seen {
+  int64_t first, last;
+};
+Seen keysSeen(const Attention& attention, int64_t query, int64_t begin, int64_t end) {
+  Seen seen{begin, end};
+  if (attention.causal) seen.last = std::min(end, query + 1);
+  if (attention.window > 0) seen.first = std::max(begin, query - attention.window + 1);
+  seen.first = std::min(seen.first, end);
+  seen.last = std::max(seen.last, seen.first);
+  return seen;
+}
+// The keys that any of the queries [begin, end) sees.
+Seen keysOfBlock(const Attention& attention, int64_t begin, int64_t end) {
+  Seen seen = keysSeen(attention, begin, 0, attention.positions);
+  seen.last = keysSeen(attention, end - 1, 0, attention.positions).last;
+  return seen;
+}
+
+template <class T>
+class AttendKernel : public Kernel {
+ public:
+  AttendKernel(Attention attention, Shared& shared)
+      : attention_(std::move(attention)), shared_(shared) {
+    auto [q, k, v, a] = widths();
+    int64_t room = kQueries * (kKeys + q + a + 2) + kKeys * (k + v) + 64;
+    shared_.pool.reserveScratch(room * int64_t(sizeof(T)));
+  }
+
+  void run(const RunContext&, Operands in, Results out) override {
+    int64_t blocks = (attention_.positions + kQueries - 1) / kQueries;
+    int64_t own = countOf(attention_.own), count = countOf(attention_.shared) * own * blocks;
+    shared_.pool.parallelFor(count, [&](int64_t task, int thread) {
+      int64_t offsets[5] = {0, 0, 0, 0, 0};
+      addOffsets(attention_.shared, task / (own * blocks), offsets);
+      addOffsets(attention_.own, task / blocks % own, offsets);
+      runBlock(task % blocks * kQueries, offsets, thread, in, out);
+    });
+  }
+
+ private:
+  enum { Q, K, V, A, Lse };
+
+  std::array<int64_t, 4> widths() const {
+    const auto& t = attention_.tensors;
+    return {t[Q].width, t[K].width, t[V].width, t[A].width};
+  }
+
+  void runBlock(int64_t begin, const int64_t* offsets, int thread, Operands in, Results out) const {
+    const auto& tensors = attention_.tensors;
+    auto [widthQ, widthK, widthV, widthA] = widths();
+    T* scores = reinterpret_cast<T*>(shared_.pool.scratch(thread));
+    T* copyQ = scores + kQueries * kKeys;
+    T* copyA = copyQ + kQueries * widthQ;
+    T* copyK = copyA + kQueries * widthA;
+    T* copyV = copyK + kKeys * widthK;
+    T* most = copyV + kKeys * widthV;
+    T* total = most + kQueries;
+
+    int64_t rows = std::min(kQueries, attention_.positions - begin);
+    Matrix<T> q = rowsOf(tensors[Q], in[Q], offsets[Q], begin, rows, copyQ);
+    auto [a, rowA] = targetOf(tensors[A], out[0], offsets[A], begin, copyA);
+    std::fill_n(most, rows, -std::numeric_limits<T>::infinity());
+    std::fill_n(total, rows, T(0));
+    Seen keys = keysOfBlock(attention_, begin, begin + rows);
+    for (int64_t at = keys.first; at < keys.last; at += kKeys) {
+      int64_t n = std::min(kKeys, keys.last - at);
+      Matrix<T> k = rowsOf(tensors[K], in[K], offsets[K], at, n, copyK);
+      gemm(rows, n, widthQ, T(attention_.scale), q, transposed(k), T(0), scores, n);
+      for (int64_t r = 0; r < rows; ++r) {
+        T rescale = addRow(begin + r, at, n, scores + r * n, most[r], total[r]);
+        if (at == keys.first || rescale == T(1)) continue;
+        for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= rescale;
+      }
+      Matrix<T> v = rowsOf(tensors[V], in[V], offsets[V], at, n, copyV);
+      gemm(rows, widthV, n, T(1), {scores, n, 1}, v, at == keys.first ? T(0) : T(1), a, rowA);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      T scale = T(1) / total[r];
+#pragma omp simd
+      for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= scale;
+      storeOne<T>(most[r] + std::log(total[r]), out[1], tensors[Lse].elem,
+                  offsets[Lse] + (begin + r) * tensors[Lse].row);
+    }
+    storeRows(tensors[A], a, out[0], offsets[A], begin, rows);
+  }
+
+  // Turns a row of scores into exp(score - most) and updates the row's maximum and sum; gives what
+  // earlier sums are to be multiplied with.
+  T addRow(int64_t query, int64_t at, int64_t n, T* row, T& most, T& total) const {
+    Seen seen = keysSeen(attention_, query, at, at + n);
+    T* visible = row + (seen.first - at);
+    int64_t count = seen.last - seen.first;
+    T newMost = count == 0 ? most : std::max(most, maxRow(visible, count));
+    std::fill(row, visible, T(0));
+    std::fill(visible + count, row + n, T(0));
+    if (count == 0) return T(1);
+    T rescale = fastExp(most - newMost);
+    total = total * rescale + expRow(visible, newMost, count, visible);
+    most = newMost;
+    return rescale;
+  }
+
+  Attention attention_;
+  Shared& shared_;
+};
+
+template <class T>
+class AttendGradKernel : public Kernel {
+ public:
+  AttendGradKernel(Attention attention, Shared& shared)
+      : attention_(std::move(attention)), shared_(shared) {
+    const auto& t = attention_.tensors;
+    int64_t whole = attention_.positions * 2 * (t[K].width + t[V].width);
+    int64_t block = kQueries * (2 * kKeys + 2 * t[Q].width + 2 * t[A].width + 1);
+    shared_.pool.reserveScratch((whole + block + 64) * int64_t(sizeof(T)));
+  }
+
+  void run(const RunContext&, Operands in, Results out) override {
+    shared_.pool.parallelFor(countOf(attention_.shared), [&](int64_t task, int thread) {
+      runTask(task, thread, in, out);
+    });
+  }
+
+ private:
+  enum { Q, K, V, A, Lse, Da, Dq, Dk, Dv };
+
+  // A task's scratch, and its keys and values whole.
+  struct Task {
+    T *scores, *slopes, *copyQ, *copyA, *copyDa, *copyDq, *dot;
+    Matrix<T> k, v;
+    T *dk, *dv;
+    int64_t rowDk, rowDv;
+  };
+
+  void runTask(int64_t index, int thread, Operands in, Results out) const {
+    const auto& t = attention_.tensors;
+    int64_t positions = attention_.positions;
+    int64_t start[9] = {};
+    addOffsets(attention_.shared, index, start);
+    T* free = reinterpret_cast<T*>(shared_.pool.scratch(thread));
+    auto take = [&](int64_t size) { return std::exchange(free, free + size); };
+    Task task;
+    task.scores = take(kQueries * kKeys);
+    task.slopes = take(kQueries * kKeys);
+    task.copyQ = take(kQueries * t[Q].width);
+    task.copyDq = take(kQueries * t[Q].width);
+    task.copyA = take(kQueries * t[A].width);
+    task.copyDa = take(kQueries * t[A].width);
+    task.dot = take(kQueries);
+    task.k = rowsOf(t[K], in[K], start[K], 0, positions, take(positions * t[K].width));
+    task.v = rowsOf(t[V], in[V], start[V], 0, positions, take(positions * t[V].width));
+    T *copyDk = take(positions * t[K].width), *copyDv = take(positions * t[V].width);
+    std::tie(task.dk, task.rowDk) = targetOf(t[Dk], out[1], start[Dk], 0, copyDk);
+    std::tie(task.dv, task.rowDv) = targetOf(t[Dv], out[2], start[Dv], 0, copyDv);
+    for (int64_t p = 0; p < positions; ++p) {
+      std::fill_n(task.dk + p * task.rowDk, t[K].width, T(0));
+      std::fill_n(task.dv + p * task.rowDv, t[V].width, T(0));
+    }
+    for (int64_t o = 0; o < countOf(attention_.own); ++o) {
+      int64_t offsets[9];
+      std::copy_n(start, 9, offsets);
+      addOffsets(attention_.own, o, offsets);
+      for (int64_t begin = 0; begin < positions; begin += kQueries) {
+        runBlock(begin, offsets, task, in, out);
+      }
+    }
+    storeRows(t[Dk], task.dk, out[1], start[Dk], 0, positions);
+    storeRows(t[Dv], task.dv, out[2], start[Dv], 0, positions);
+  }
+
+  void runBlock(int64_t begin, const int64_t* offsets, const Task& task, Operands in,
+                Results out) const {
+    const auto& t = attention_.tensors;
+    int64_t rows = std::min(kQueries, attention_.positions - begin);
+    Matrix<T> q = rowsOf(t[Q], in[Q], offsets[Q], begin, rows, task.copyQ);
+    Matrix<T> a = rowsOf(t[A], in[A], offsets[A], begin, rows, task.copyA);
+    Matrix<T> da = rowsOf(t[Da], in[Da], offsets[Da], begin, rows, task.copyDa);
+    auto [dq, rowDq] = targetOf(t[Dq], out[0], offsets[Dq], begin, task.copyDq);
+    for (int64_t r = 0; r < rows; ++r) {
+      task.dot[r] = dotRow(a.data + r * a.rows, da.data + r * da.rows, t[A].width);
+    }
+    int64_t widthQ = t[Q].width, widthV = t[V].width;
+    T scale = T(attention_.scale);
+    Seen keys = keysOfBlock(attention_, begin, begin + rows);
+    for (int64_t at = keys.first; at < keys.last; at += kKeys) {
+      int64_t n = std::min(kKeys, keys.last - at);
+      Matrix<T> k = task.k, v = task.v;
+      k.data += at * k.rows;
+      v.data += at * v.rows;
+      gemm(rows, n, widthQ, scale, q, transposed(k), T(0), task.scores, n);
+      gemm(rows, n, widthV, T(1), da, transposed(v), T(0), task.slopes, n);
+      for (int64_t r = 0; r < rows; ++r) {
+        T lse = loadOne<T>(in[Lse], t[Lse].elem, offsets[Lse] + (begin + r) * t[Lse].row);
+        slopeRow(begin + r, at, n, lse, task.dot[r], task.scores + r * n, task.slopes + r * n);
+      }
+      Matrix<T> p{task.scores, n, 1}, ds{task.slopes, n, 1};
+      gemm(n, widthV, rows, T(1), transposed(p), da, T(1), task.dv + at * task.rowDv, task.rowDv);
+      gemm(n, widthQ, rows, scale, transposed(ds), q, T(1), task.dk + at * task.rowDk, task.rowDk);
+      gemm(rows, widthQ, n, scale, ds, k, at == keys.first ? T(0) : T(1), dq, rowDq);
+    }
+    storeRows(t[Dq], dq, out[0], offsets[Dq], begin, rows);
+  }
+
+  // Scores become probabilities p, and slopes da.v become p * (da.v - da.a).
+  void slopeRow(int64_t query, int64_t at, int64_t n, T lse, T dot, T* scores, T* slopes) const {
+    Seen seen = keysSeen(attention_, query, at, at + n);
+    int64_t first = seen.first - at, last = seen.last - at;
+    std::fill(scores, scores + first, T(0));
+    std::fill(slopes, slopes + first, T(0));
+#pragma omp simd
+    for (int64_t i = first; i < last; ++i) {
+      T p = fastExp(scores[i] - lse);
+      scores[i] = p;
+      slopes[i] = p * (slopes[i] - dot);
+    }
+    std::fill(scores + last, scores + n, T(0));
+    std::fill(slopes + last, slopes + n, T(0));
+  }
+
+  Attention attention_;
+  Shared& shared_;
+};
+
+}  // namespace
+
+KernelOr prepareAttend(const Op& op, Shared& shared) {
+  llvm::SmallVector<const Type*, 5> types;
+  for (const Value* value : op.operands()) types.push_back(&value->type);
+  for (const Value* value : op.results()) types.push_back(&value->type);
+  auto attention = analyse(op, types,
+                           {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row});
+  if (!attention) return attention.takeError();
+  return withCompute(op, [&](auto zero) -> KernelOr {
+    return std::make_unique<AttendKernel<decltype(zero)>>(*attention, shared);
+  });
+}
+
+KernelOr prepareAttendGrad(const Op& op, Shared& shared) {
+  llvm::SmallVector<const Type*, 9> types;
+  for (const Value* value : op.operands()) types.push_back(&value->type);
+  for (const Value* value : op.results()) types.push_back(&value->type);
+  auto attention = analyse(op, types,
+                           {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row,
+                            Like::Output, Like::Query, Like::Key, Like::Value});
+  if (!attention) return attention.takeError();
+  return withCompute(op, [&](auto zero) -> KernelOr {
+    return std::make_unique<AttendGradKernel<decltype(zero)>>(*attention, shared);
+  });
+}
+
+}  // namespace planc::cpu

@@ -1,0 +1,120 @@
+// The thread pool. A job is published in `ticket_` and its tasks are claimed from it one by one.
+// Between jobs workers spin for some 50 us, as long as the gaps between a program's kernels, and
+// then sleep on a futex. Tested by tests/runtime/kernels_test.cpp.
+#include "runtime/cpu/pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "llvm/Support/ErrorHandling.h"
+
+namespace planc::cpu {
+namespace {
+
+// A ticket of a job that hands out no tasks (yet).
+constexpr uint64_t kClosed = 0xFFFFFFFF;
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+int usableThreads() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(CPU_COUNT(&set), 1);
+  return std::max(int(std::thread::hardware_concurrency()), 1);
+}
+
+}  // namespace
+
+Pool::Pool(int threads) {
+  scratch_.resize(size_t(threads > 0 ? threads : usableThreads()));
+  reserveScratch(1 << 20);
+  for (int i = 1; i < this->threads(); ++i) workers_.emplace_back([this, i] { serve(i); });
+}
+
+Pool::~Pool() {
+  stop_.store(true);
+  wake_.fetch_add(1);
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::reserveScratch(int64_t bytes) {
+  if (bytes <= scratchBytes_) return;
+  scratchBytes_ = (bytes + 4095) / 4096 * 4096;
+  for (auto& memory : scratch_) {
+    void* p = ::operator new(size_t(scratchBytes_), std::align_val_t{64}, std::nothrow);
+    if (p == nullptr) llvm::report_bad_alloc_error("planc: no memory for a thread's scratch");
+    memory.reset(static_cast<std::byte*>(p));
+  }
+}
+
+void Pool::run(int64_t count, Task task, void* body) {
+  if (threads() == 1 || count <= 1) {
+    for (int64_t i = 0; i < count; ++i) task(body, i, 0);
+    return;
+  }
+  uint32_t job = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  // Closed while the fields change: who reads a new field must fail to claim an old ticket.
+  ticket_.store(uint64_t(job) << 32 | kClosed);
+  task_.store(task, std::memory_order_release);
+  body_.store(body, std::memory_order_release);
+  count_.store(count, std::memory_order_release);
+  finished_.store(0, std::memory_order_relaxed);
+  ticket_.store(uint64_t(job) << 32);
+  if (sleepers_.load() > 0) {
+    wake_.fetch_add(1);
+    wake_.notify_all();
+  }
+  takeTasks(job, 0);
+  while (finished_.load(std::memory_order_acquire) != count) pause();
+}
+
+void Pool::takeTasks(uint32_t job, int thread) {
+  Task task = task_.load(std::memory_order_acquire);
+  void* body = body_.load(std::memory_order_acquire);
+  int64_t count = count_.load(std::memory_order_acquire);
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while (uint32_t(ticket >> 32) == job && int64_t(ticket & kClosed) < count) {
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+    task(body, int64_t(ticket & kClosed), thread);
+    finished_.fetch_add(1, std::memory_order_release);
+    ticket = ticket_.load(std::memory_order_acquire);
+  }
+}
+
+void Pool::serve(int thread) {
+  uint32_t last = 0;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    auto until = std::chrono::steady_clock::now() + kSpin;
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    auto isNew = [&] { return uint32_t(ticket >> 32) != last && (ticket & kClosed) != kClosed; };
+    while (!isNew() && std::chrono::steady_clock::now() < until) {
+      for (int i = 0; i < 16 && !isNew(); ++i) {
+        pause();
+        ticket = ticket_.load(std::memory_order_acquire);
+      }
+    }
+    if (!isNew()) {
+      // Announced before the last look, so that the caller either is seen or sees a sleeper.
+      uint32_t wake = wake_.load();
+      sleepers_.fetch_add(1);
+      ticket = ticket_.load();
+      if (!isNew() && !stop_.load()) wake_.wait(wake);
+      sleepers_.fetch_sub(1);
+      continue;
+    }
+    last = uint32_t(ticket >> 32);
+    takeTasks(last, thread);
+  }
+}
+
+}  // namespace planc::cpu

@@ -1,0 +1,175 @@
+// See interpreter.h. `repeat` moves counters, and pointers follow through their strides, so a rolled
+// body is prepared once. Tested by tests/runtime/interpreter_test.cpp (against the reference) and
+// all end-to-end tests.
+#include "runtime/interpreter.h"
+
+#include <algorithm>
+
+#include "ir/text.h"
+
+namespace planc {
+
+llvm::Expected<std::unique_ptr<Interpreter>> Interpreter::create(const Module& program,
+                                                                 Device& device) {
+  std::unique_ptr<Interpreter> made(new Interpreter(program, device));
+  auto arena = device.allocateArena(program.arenaBytes);
+  if (!arena) return arena.takeError();
+  made->arena_ = *arena;
+  unsigned deepest = 0;
+  size_t operands = 0, results = 1;
+  for (const auto& function : program.functions) {
+    auto& [name, instructions] = made->functions_.emplace_back();
+    name = function->name;
+    if (llvm::Error error = made->prepare(*function->body, instructions)) return error;
+    walk(*function->body, [&](const Op* op) {
+      deepest = std::max(deepest, unsigned(op->parent()->enclosing().size()));
+      operands = std::max(operands, op->operands().size());
+      results = std::max(results, op->results().size());
+    });
+  }
+  made->seconds_.assign(allOps().size(), 0);
+  made->counters_.assign(deepest + 2, 0);
+  made->operandScratch_.assign(operands, nullptr);
+  made->resultScratch_.assign(results, nullptr);
+  return made;
+}
+
+Interpreter::Pointer Interpreter::pointer(const Place& place, const Words& enclosing) const {
+  Pointer pointer{place.offset, {}};
+  for (const auto& [dim, stride] : place.strides) {
+    auto at = std::find(enclosing.begin(), enclosing.end(), dim);
+    // The verifier has seen to it that a dim is a repeat around here or the microbatch.
+    unsigned counter = at == enclosing.end() ? 0 : unsigned(at - enclosing.begin()) + 1;
+    pointer.strides.push_back({counter, stride});
+  }
+  return pointer;
+}
+
+Interpreter::Pointer Interpreter::slice(const Variable& var, const Words& enclosing) const {
+  Place place = *var.place;
+  Type rest = var.type;
+  for (const std::string& dim : var.stack) {
+    if (std::find(enclosing.begin(), enclosing.end(), dim) == enclosing.end()) break;
+    rest = rest.without(dim);
+    place.strides.push_back({dim, rest.bytes()});
+  }
+  return pointer(place, enclosing);
+}
+
+llvm::Error Interpreter::prepare(const Block& block, std::vector<Instruction>& into) {
+  for (const Op* op : block.ops) {
+    if (op->kind == OpKind::Read) continue;  // its users point into the variable
+    auto instruction = prepare(*op);
+    if (!instruction) return instruction.takeError();
+    into.push_back(std::move(*instruction));
+  }
+  return llvm::Error::success();
+}
+
+llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
+  const Words enclosing = op.parent()->enclosing();
+  Instruction made;
+  made.op = &op;
+  made.depth = unsigned(enclosing.size());
+  made.name = !op.results().empty() && !op.result()->name.empty() ? op.result()->name
+              : op.var                                            ? op.var->name
+                                                                  : op.info().text.str();
+  for (const Value* operand : op.operands())
+    made.operands.push_back(pointer(*operand->place, enclosing));
+  for (const Value* result : op.results())
+    made.results.push_back(pointer(*result->place, enclosing));
+  auto copy = [&](const Value& from, const Value& to) {
+    if (from.place != to.place)
+      made.copies.push_back({pointer(*from.place, enclosing), pointer(*to.place, enclosing),
+                             from.type.bytes()});
+  };
+  switch (op.kind) {
+    case OpKind::Repeat: {
+      made.count = op.attrs.integer("count");
+      made.reverse = op.isFlag("reverse");
+      for (unsigned i = 0; i < op.operands().size(); ++i)
+        copy(*op.operand(i), *op.body->args()[i]);
+      if (llvm::Error error = prepare(*op.body, made.body)) return error;
+      return made;
+    }
+    case OpKind::Yield: {
+      const Op& owner = *op.parent()->owner();
+      for (unsigned i = 0; i < op.operands().size(); ++i)
+        copy(*op.operand(i), *owner.body->args()[i]);
+      return made;
+    }
+    case OpKind::Write: {
+      // Nothing moves when the value was made in its variable.
+      Pointer to = slice(*op.var, enclosing);
+      if (made.operands[0] != to)
+        made.copies.push_back({made.operands[0], to, op.operand(0)->type.bytes()});
+      return made;
+    }
+    case OpKind::Zero:
+      made.results.push_back(pointer(*op.var->place, enclosing));
+      return made;
+    default: break;
+  }
+  if (op.var) made.results.push_back(slice(*op.var, enclosing));
+  auto kernel = device_.prepare(op);
+  if (!kernel) return kernel.takeError();
+  made.kernel = std::move(*kernel);
+  return made;
+}
+
+void Interpreter::move(const std::vector<Copy>& copies) {
+  for (const Copy& copy : copies) device_.copy(resolve(copy.to), resolve(copy.from), copy.bytes);
+}
+
+void Interpreter::run(const Instruction& instruction) {
+  const Op& op = *instruction.op;
+  switch (op.kind) {
+    case OpKind::Repeat: {
+      move(instruction.copies);
+      int64_t& counter = counters_[instruction.depth + 1];
+      for (int64_t i = 0; i < instruction.count; ++i) {
+        counter = instruction.reverse ? instruction.count - 1 - i : i;
+        run(instruction.body);
+      }
+      return;
+    }
+    case OpKind::Yield:
+    case OpKind::Write: return move(instruction.copies);
+    case OpKind::Zero:
+      return device_.zero(resolve(instruction.results[0]), op.var->type.bytes());
+    default: break;
+  }
+  for (size_t i = 0; i < instruction.operands.size(); ++i)
+    operandScratch_[i] = resolve(instruction.operands[i]);
+  for (size_t i = 0; i < instruction.results.size(); ++i)
+    resultScratch_[i] = resolve(instruction.results[i]);
+  context_.iteration = llvm::ArrayRef<int64_t>(counters_).slice(1, instruction.depth);
+  Trace::Time start = Trace::now();
+  instruction.kernel->run(context_, operandScratch_.data(), resultScratch_.data());
+  seconds_[size_t(op.kind)] += std::chrono::duration<double>(Trace::now() - start).count();
+}
+
+void Interpreter::run(const std::vector<Instruction>& instructions) {
+  for (const Instruction& instruction : instructions) {
+    if (!trace_) {
+      run(instruction);
+      continue;
+    }
+    Trace::Time start = Trace::now();
+    run(instruction);
+    if (instruction.op->kind != OpKind::Yield)
+      trace_->add(instruction.name, instruction.op->info().text, printOp(*instruction.op), start,
+                  Trace::now());
+  }
+}
+
+void Interpreter::run(const Call& call, uint64_t seed, int64_t step) {
+  context_.seed = seed;
+  context_.step = step;
+  context_.microbatch = std::max<int64_t>(call.microbatch, 0);
+  counters_[0] = context_.microbatch;
+  for (const auto& [name, instructions] : functions_)
+    if (name == call.function) run(instructions);
+}
+
+}  // namespace planc

@@ -1,0 +1,86 @@
+// Runs a rank program on a device: resolves every value's place to a pointer and calls the kernels
+// in program order. Everything that shapes decide is done once, when the program is loaded; a step
+// allocates nothing. It knows nothing of models.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ir/op.h"
+#include "llvm/Support/Error.h"
+#include "runtime/device.h"
+#include "runtime/io/trace.h"
+
+namespace planc {
+
+class Interpreter {
+ public:
+  // Allocates the arena and prepares every kernel. The program must outlive this and be verified.
+  static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program,
+                                                             Device& device);
+
+  // Where a variable lies (all iterations), and the arena's bytes.
+  std::byte* data(const Variable& var) const { return arena_ + var.place->offset; }
+  int64_t arenaBytes() const { return program_.arenaBytes; }
+
+  // Runs one entry of the schedule.
+  void run(const Call& call, uint64_t seed, int64_t step);
+
+  // Seconds spent in the kernels of each op kind so far, indexed by OpKind.
+  llvm::ArrayRef<double> secondsByKind() const { return seconds_; }
+
+  // Each op's time goes there; null: no trace.
+  void setTrace(Trace* trace) { trace_ = trace; }
+
+ private:
+  // Bytes from the arena's start, plus a stride for each counter that moves it. Counter 0 is the
+  // microbatch, counter 1 + d the repeat at depth d.
+  struct Pointer {
+    int64_t offset = 0;
+    llvm::SmallVector<std::pair<unsigned, int64_t>, 2> strides;
+    bool operator==(const Pointer&) const = default;
+  };
+  struct Copy {
+    Pointer from, to;
+    int64_t bytes;
+  };
+  struct Instruction {
+    const Op* op = nullptr;
+    std::string name;  // in the trace
+    std::unique_ptr<Kernel> kernel;
+    std::vector<Pointer> operands, results;
+    std::vector<Copy> copies;               // repeat: initial values; yield, write: what moves
+    std::vector<Instruction> body;          // repeat
+    int64_t count = 0;
+    bool reverse = false;
+    unsigned depth = 0;
+  };
+
+  Interpreter(const Module& program, Device& device) : program_(program), device_(device) {}
+  llvm::Error prepare(const Block& block, std::vector<Instruction>& into);
+  llvm::Expected<Instruction> prepare(const Op& op);
+  Pointer pointer(const Place& place, const Words& enclosing) const;
+  Pointer slice(const Variable& var, const Words& enclosing) const;
+  std::byte* resolve(const Pointer& pointer) const {
+    std::byte* at = arena_ + pointer.offset;
+    for (const auto& [counter, stride] : pointer.strides) at += counters_[counter] * stride;
+    return at;
+  }
+  void run(const std::vector<Instruction>& instructions);
+  void run(const Instruction& instruction);
+  void move(const std::vector<Copy>& copies);
+
+  const Module& program_;
+  Device& device_;
+  std::byte* arena_ = nullptr;
+  std::vector<std::pair<std::string, std::vector<Instruction>>> functions_;
+  std::vector<int64_t> counters_;  // see Pointer
+  std::vector<const void*> operandScratch_;
+  std::vector<void*> resultScratch_;
+  std::vector<double> seconds_;
+  RunContext context_;
+  Trace* trace_ = nullptr;
+};
+
+}  // namespace planc

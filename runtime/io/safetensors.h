@@ -1,0 +1,68 @@
+// Tensors in the safetensors format, in both directions. A file is checked in full before any of it
+// is used; what we write carries a checksum over all of it (metadata `planc.crc32`), which is
+// verified when present, so files of other programs can be read too.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ir/type.h"
+#include "runtime/io/file.h"
+
+namespace planc {
+
+enum class TensorElem : uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U8 };
+
+// What the header says of a tensor; begin and end are bytes from the end of the header.
+struct TensorEntry {
+  TensorElem elem = TensorElem::F32;
+  std::vector<int64_t> shape;
+  int64_t begin = 0, end = 0;
+  int64_t elements() const;
+};
+
+struct SafetensorsHeader {
+  std::map<std::string, TensorEntry> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+// Reads header text, for a file with `dataBytes` bytes of tensors: names, element types, shapes; the
+// tensors must fill the data without overlap or hole. The error does not name the file.
+llvm::Expected<SafetensorsHeader> parseSafetensorsHeader(llvm::StringRef text, int64_t dataBytes);
+
+// An open file. Tensors are read piece by piece, so memory holds the header only.
+class SafetensorsFile {
+ public:
+  // Opens and checks everything, the checksum included.
+  static llvm::Expected<SafetensorsFile> open(llvm::StringRef path);
+
+  const std::string& path() const { return file_.path(); }
+  const std::map<std::string, TensorEntry>& tensors() const { return header_.tensors; }
+  // A value of the metadata; empty when absent.
+  std::string metadata(llvm::StringRef key) const;
+
+  // Reads a tensor into memory as `elem`. It must have the type's sizes, dim by dim; element types
+  // convert where no integer is lost (integers among themselves, floats among themselves).
+  llvm::Error read(llvm::StringRef name, const Type& type, void* into) const;
+
+ private:
+  SafetensorsFile(File file) : file_(std::move(file)) {}
+  File file_;
+  SafetensorsHeader header_;
+  int64_t dataStart_ = 0;
+};
+
+// A tensor to write: its elements lie in memory in the order of its type.
+struct TensorSource {
+  std::string name;
+  Type type;
+  const void* data = nullptr;
+};
+
+// Writes the tensors in the order given, whole or not at all: see ReplacingFile. Our own metadata
+// (format version, checksum) is added.
+llvm::Error writeSafetensors(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
+                             std::map<std::string, std::string> metadata = {});
+
+}  // namespace planc

@@ -1,0 +1,500 @@
+// Every kernel of the CPU device against the reference, on random operands: a row of the table is an
+// op with its shapes; each runs in f32, bf16 and f64, in shuffled orders of dims, with 1, 2 and 3
+// threads (equal to the bit), on a dying operand where that is allowed, and accumulating with and
+// without `first`. Guards behind each buffer catch what is written outside.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "llvm/ADT/StringExtras.h"
+#include "runtime/cpu/convert.h"
+#include "runtime/random.h"
+#include "runtime/reference.h"
+
+namespace planc {
+namespace {
+
+// "f[batch 4, slot 9~expert]": f is the case's element type, g always f32 (or f64 if that is f64).
+Type parseType(llvm::StringRef text, Elem elem) {
+  Type type;
+  type.elem = text[0] == 'i' ? Elem::I32 : text[0] == 'f' || elem == Elem::F64 ? elem : Elem::F32;
+  llvm::SmallVector<llvm::StringRef, 6> parts;
+  text.slice(text.find('[') + 1, text.find(']')).split(parts, ',', -1, false);
+  for (llvm::StringRef part : parts) {
+    auto [name, size] = part.trim().split(' ');
+    auto [count, over] = size.split('~');
+    type.dims.push_back({name.str(), std::stoll(count.str()), over.str()});
+  }
+  return type;
+}
+
+// One op with its shapes. `fill` says what i32 operands hold: "ids N" (from -1 to N - 1), "rows N" (a
+// permutation of rows below N with some dropped), "offsets N" (groups of N rows at most, packed).
+struct Case {
+  const char* name;
+  OpKind kind;
+  std::vector<const char*> operands, results;
+  Attrs attrs = {};
+  std::vector<const char*> fill = {};
+  enum Option : unsigned { Plain = 0, Accumulates = 1, KeepOrder = 2, Positive = 4 };
+  unsigned options = Plain;
+  double tolerance = 1;  // times the usual
+};
+
+using Option = Case::Option;
+
+const std::vector<Case>& cases() {
+  using K = OpKind;
+  const Words none;
+  static const std::vector<Case> table = {
+      // Elementwise and sums.
+      {"add", K::Add, {"f[b 5, s 7, m 33]", "f[b 5, s 7, m 33]"}, {"f[b 5, s 7, m 33]"}},
+      {"add_bias", K::Add, {"f[b 5, s 70, m 48]", "f[m 48]"}, {"f[b 5, s 70, m 48]"}},
+      {"add_row", K::Mul, {"f[b 4, s 9, m 64]", "g[b 4, s 9]"}, {"f[b 4, s 9, m 64]"}},
+      {"add_middle", K::Add, {"f[b 3, s 5, h 4, w 16]", "f[h 4]"}, {"f[b 3, s 5, h 4, w 16]"}},
+      {"outer", K::Mul, {"f[a 17]", "f[c 19]"}, {"f[a 17, c 19]"}},
+      {"scalar", K::Mul, {"f[a 3000]", "g[]"}, {"f[a 3000]"}},
+      {"scalars", K::Sub, {"g[]", "g[]"}, {"g[]"}},
+      {"div", K::Div, {"f[a 600]", "f[a 600]"}, {"f[a 600]"}, {}, {}, Option::Positive},
+      {"max", K::Max, {"f[a 600]", "f[a 600]"}, {"f[a 600]"}},
+      {"min", K::Min, {"f[a 600]", "f[a 600]"}, {"f[a 600]"}},
+      {"ge", K::Ge, {"f[a 600]", "f[a 600]"}, {"f[a 600]"}},
+      {"neg", K::Neg, {"f[a 70, c 2]"}, {"f[a 70, c 2]"}},
+      {"exp", K::Exp, {"f[a 700]"}, {"f[a 700]"}},
+      {"log", K::Log, {"f[a 700]"}, {"f[a 700]"}, {}, {}, Option::Positive},
+      {"sqrt", K::Sqrt, {"f[a 700]"}, {"f[a 700]"}, {}, {}, Option::Positive},
+      {"rsqrt", K::Rsqrt, {"f[a 700]"}, {"f[a 700]"}, {}, {}, Option::Positive},
+      {"square", K::Square, {"f[a 700]"}, {"f[a 700]"}},
+      {"tanh", K::Tanh, {"f[a 700]"}, {"f[a 700]"}},
+      {"sigmoid", K::Sigmoid, {"f[a 700]"}, {"f[a 700]"}},
+      {"relu", K::Relu, {"f[a 700]"}, {"f[a 700]"}},
+      {"silu", K::Silu, {"f[a 700]"}, {"f[a 700]"}},
+      {"gelu", K::Gelu, {"f[a 700]"}, {"f[a 700]"}},
+      {"gelu_tanh", K::GeluTanh, {"f[a 700]"}, {"f[a 700]"}},
+      {"relu_grad", K::ReluGrad, {"f[a 700]", "f[a 700]"}, {"f[a 700]"}},
+      {"silu_grad", K::SiluGrad, {"f[a 700]", "f[a 700]"}, {"f[a 700]"}},
+      {"gelu_grad", K::GeluGrad, {"f[a 700]", "f[a 700]"}, {"f[a 700]"}},
+      {"gelu_tanh_grad", K::GeluTanhGrad, {"f[a 700]", "f[a 700]"}, {"f[a 700]"}},
+      {"cast_down", K::Cast, {"g[a 70, c 3]"}, {"f[a 70, c 3]"}},
+      {"cast_up", K::Cast, {"f[a 70, c 3]"}, {"g[a 70, c 3]"}},
+      {"const", K::Const, {}, {"f[a 70, c 30]"}, {{"value", 2.5}}},
+      {"sum_all", K::Sum, {"f[a 300, c 170]"}, {"g[]"}, {}, {}, Option::Accumulates},
+      {"sum_rows", K::Sum, {"f[b 4, s 30, m 130]"}, {"f[b 4, s 30]"}, {}, {}, Option::Accumulates},
+      {"sum_batch", K::Sum, {"f[b 40, s 30, m 48]"}, {"f[m 48]"}, {}, {}, Option::Accumulates},
+      {"sum_long", K::Sum, {"f[b 3, s 20, m 1500]"}, {"f[s 20, m 1500]"}, {}, {},
+       Option::Accumulates},
+      {"sum_middle", K::Sum, {"f[b 6, s 5, h 4, w 8]"}, {"f[b 6, h 4]"}, {}, {},
+       Option::Accumulates},
+      {"sum_few", K::Sum, {"f[b 900, s 50, c 3]"}, {"f[c 3]"}, {}, {}, Option::Accumulates},
+      {"permute", K::Sum, {"f[a 6, b 50, c 70]"}, {"f[c 70, b 50, a 6]"}},
+      {"accum", K::Accum, {"f[a 60, c 7]"}, {"g[a 60, c 7]"}, {}, {}, Option::Accumulates},
+
+      // Products.
+      {"project", K::Einsum, {"f[b 3, s 20, m 48]", "f[m 48, h 4, w 8]"}, {"f[b 3, s 20, h 4, w 8]"}},
+      {"unproject", K::Einsum, {"f[b 3, s 20, h 4, w 8]", "f[h 4, w 8, m 48]"},
+       {"f[b 3, s 20, m 48]"}},
+      {"weight_grad", K::Einsum, {"f[b 3, s 20, m 48]", "f[b 3, s 20, f 40]"}, {"f[m 48, f 40]"}, {},
+       {}, Option::Accumulates},
+      {"head", K::Einsum, {"f[b 3, s 20, m 48]", "f[v 65, m 48]"}, {"f[b 3, s 20, v 65]"}},
+      {"big", K::Einsum, {"f[s 600, m 500]", "f[m 500, f 800]"}, {"f[s 600, f 800]"}},
+      {"batched", K::Einsum, {"f[b 6, s 16, m 24]", "f[b 6, m 24, f 20]"}, {"f[b 6, s 16, f 20]"}},
+      {"scores", K::Einsum, {"f[b 2, s 20, h 4, w 8]", "f[b 2, t 24, h 4, w 8]"},
+       {"f[b 2, h 4, s 20, t 24]"}},
+      {"dot", K::Einsum, {"f[a 700]", "f[a 700]"}, {"g[]"}, {}, {}, Option::Accumulates},
+      {"rows_dot", K::Einsum, {"f[b 40, m 100]", "f[b 40, m 100]"}, {"f[b 40]"}},
+      {"vector", K::Einsum, {"f[b 40, m 100]", "f[m 100]"}, {"f[b 40]"}, {}, {},
+       Option::Accumulates},
+      {"outer_product", K::Einsum, {"f[b 40]", "f[m 100]"}, {"f[b 40, m 100]"}},
+      {"one_side", K::Einsum, {"f[b 20, m 32, x 5]", "f[m 32, f 24]"}, {"f[b 20, f 24]"}},
+      {"tiny", K::Einsum, {"f[b 2, m 3]", "f[m 3, f 2]"}, {"f[b 2, f 2]"}, {}, {},
+       Option::Accumulates},
+      {"mixed", K::Einsum, {"f[b 40, m 50]", "g[m 50, f 30]"}, {"g[b 40, f 30]"}, {}, {},
+       Option::Accumulates},
+      {"ragged_product", K::Einsum,
+       {"f[e 4, r 50~e, m 24]", "f[e 4, m 24, f 20]", "i[bound 5]"}, {"f[e 4, r 50~e, f 20]"}, {},
+       {"", "", "offsets 50"}},
+      {"ragged_weight_grad", K::Einsum,
+       {"f[e 4, r 50~e, m 24]", "f[e 4, r 50~e, f 20]", "i[bound 5]"}, {"f[e 4, m 24, f 20]"}, {},
+       {"", "", "offsets 50"}, Option::Accumulates},
+      {"ragged_heads", K::Einsum,
+       {"f[e 4, r 50~e, h 3, w 8]", "f[e 4, h 3, w 8, f 20]", "i[bound 5]"},
+       {"f[e 4, r 50~e, f 20]"}, {}, {"", "", "offsets 50"}},
+      {"ragged_bias", K::Sum, {"f[e 4, r 50~e, f 20]", "i[bound 5]"}, {"f[e 4, f 20]"}, {},
+       {"", "offsets 50"}, Option::Accumulates},
+      {"ragged_total", K::Sum, {"f[e 4, r 50~e, f 20, x 3]", "i[bound 5]"}, {"f[e 4, x 3]"}, {},
+       {"", "offsets 50"}, Option::Accumulates},
+      {"spread", K::Spread, {"f[e 4, f 20]", "i[bound 5]"}, {"f[e 4, r 50~e, f 20]"}, {},
+       {"", "offsets 50"}},
+
+      // Normalisation, tables, loss.
+      {"softmax", K::Softmax, {"f[b 7, m 65]"}, {"f[b 7, m 65]"}, {{"over", "m"}}},
+      {"softmax_grad", K::SoftmaxGrad, {"f[b 7, m 65]", "f[b 7, m 65]"}, {"f[b 7, m 65]"},
+       {{"over", "m"}}},
+      {"rms_norm", K::Norm, {"f[b 3, s 9, m 48]"}, {"f[b 3, s 9, m 48]", "g[b 3, s 9]"},
+       {{"over", "m"}, {"eps", 1e-5}}},
+      {"layer_norm", K::Norm, {"f[b 3, s 9, m 48]"}, {"f[b 3, s 9, m 48]", "g[b 3, s 9]"},
+       {{"over", "m"}, {"eps", 1e-5}, {"center", int64_t{1}}}},
+      {"rms_norm_grad", K::NormGrad, {"f[b 3, s 9, m 48]", "f[b 3, s 9, m 48]", "g[b 3, s 9]"},
+       {"f[b 3, s 9, m 48]"}, {{"over", "m"}}},
+      {"layer_norm_grad", K::NormGrad, {"f[b 3, s 9, m 48]", "f[b 3, s 9, m 48]", "g[b 3, s 9]"},
+       {"f[b 3, s 9, m 48]"}, {{"over", "m"}, {"center", int64_t{1}}}},
+      {"lookup", K::Lookup, {"f[v 11, m 40]", "i[b 3, s 50]"}, {"f[b 3, s 50, m 40]"},
+       {{"over", "v"}}, {"", "ids 11"}},
+      {"lookup_grad", K::LookupGrad, {"i[b 3, s 50]", "f[b 3, s 50, m 40]"}, {"f[v 11, m 40]"},
+       {{"over", "v"}}, {"ids 11"}, Option::Accumulates},
+      {"lookup_grad_heads", K::LookupGrad, {"i[b 3, s 50]", "f[b 3, s 50, h 4, w 5]"},
+       {"g[v 300, h 4, w 5]"}, {{"over", "v"}}, {"ids 300"}, Option::Accumulates},
+      {"count_valid", K::CountValid, {"i[b 3, s 50]"}, {"i[]"}, {}, {"ids 11"}},
+      {"cross_entropy", K::CrossEntropy, {"f[b 3, s 50, v 11]", "i[b 3, s 50]", "i[]"},
+       {"g[]", "g[b 3, s 50]"}, {{"over", "v"}, {"scale", 0.5}}, {"", "ids 11", "count 140"}},
+      {"cross_entropy_grad", K::CrossEntropyGrad,
+       {"f[b 3, s 50, v 11]", "i[b 3, s 50]", "i[]", "g[b 3, s 50]", "g[]"}, {"f[b 3, s 50, v 11]"},
+       {{"over", "v"}, {"scale", 0.5}}, {"", "ids 11", "count 140"}},
+      {"no_tokens", K::CrossEntropy, {"f[b 3, v 11]", "i[b 3]", "i[]"}, {"g[]", "g[b 3]"},
+       {{"over", "v"}}, {"", "ids 11", "count 0"}},
+
+      // Positions and attention.
+      {"rope_half", K::Rope, {"f[b 2, s 9, h 3, w 16]"}, {"f[b 2, s 9, h 3, w 16]"},
+       {{"seq", "s"}, {"by", "w"}, {"style", "half"}, {"theta", 10000.0}}},
+      {"rope_pairs", K::Rope, {"f[b 2, s 9, h 3, w 16]"}, {"f[b 2, s 9, h 3, w 16]"},
+       {{"seq", "s"}, {"by", "w"}, {"style", "pairs"}, {"theta", 500.0}, {"inverse", int64_t{1}}}},
+      {"attend", K::Attend, {"f[b 2, s 70, h 4, w 16]", "f[b 2, s 70, h 4, w 16]",
+                             "f[b 2, s 70, h 4, w 16]"},
+       {"f[b 2, s 70, h 4, w 16]", "g[b 2, s 70, h 4]"},
+       {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "h"}, {"scale", 0.25}}},
+      {"attend_causal", K::Attend, {"f[b 2, s 140, h 2, w 16]", "f[b 2, s 140, h 2, w 16]",
+                                    "f[b 2, s 140, h 2, w 16]"},
+       {"f[b 2, s 140, h 2, w 16]", "g[b 2, s 140, h 2]"},
+       {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "h"}, {"scale", 2.0}, {"causal", int64_t{1}}}},
+      {"attend_grouped", K::Attend, {"f[b 2, s 70, h 6, w 8]", "f[b 2, s 70, k 2, w 8]",
+                                     "f[b 2, s 70, k 2, u 12]"},
+       {"f[b 2, s 70, h 6, u 12]", "g[b 2, s 70, h 6]"},
+       {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "k"}, {"scale", 0.5}, {"causal", int64_t{1}},
+        {"window", int64_t{20}}}},
+      {"attend_long", K::Attend, {"f[s 1100, w 8]", "f[s 1100, w 8]", "f[s 1100, w 8]"},
+       {"f[s 1100, w 8]", "g[s 1100]"},
+       {{"seq", "s"}, {"by", "w"}, {"scale", 4.0}, {"causal", int64_t{1}}}},
+      {"attend_one_key_head", K::Attend, {"f[b 2, s 30, h 3, w 8]", "f[b 2, s 30, w 8]",
+                                          "f[b 2, s 30, w 8]"},
+       {"f[b 2, s 30, h 3, w 8]", "g[b 2, s 30, h 3]"},
+       {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"scale", 0.5}, {"window", int64_t{9}}}},
+      {"dropout", K::Dropout, {"f[a 31, c 70]"}, {"f[a 31, c 70]"},
+       {{"rate", 0.3}, {"site", "layer.drop"}}},
+
+      // Joining, cutting, experts.
+      {"concat", K::Concat, {"f[b 5, x 3]", "f[b 5, c 7, y 4]"}, {"f[b 5, c 7, z 7]"},
+       {{"over", "z"}, {"parts", Words{"x", "y"}}}},
+      {"slice", K::Slice, {"f[b 5, z 9, c 3]"}, {"f[b 5, x 4, c 3]"},
+       {{"over", "z"}, {"part", "x"}, {"offset", int64_t{2}}}},
+      {"route", K::Route, {"f[b 3, s 40, e 8]"},
+       {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]", "i[b 3, s 40, k 2]", "i[bound 9]", "g[]"},
+       {{"over", "e"}, {"seq", "s"}, {"top", int64_t{2}}, {"score", "softmax"}, {"normalise", int64_t{1}},
+        {"balance", 0.01}}},
+      {"route_capacity", K::Route, {"g[b 3, s 40, e 8]"},
+       {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]", "i[b 3, s 40, k 2]", "i[bound 9]", "g[]"},
+       {{"over", "e"}, {"seq", "s"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"capacity", 0.9},
+        {"scale", 2.5}, {"balance", 0.01}, {"per", "sequence"}}},
+      {"dispatch", K::Dispatch, {"f[b 3, s 20, m 24]", "i[b 3, s 20, k 2]", "i[bound 9]"},
+       {"f[e 8, r 130~e, m 24]"}, {{"over", "e"}}, {"", "rows 130", "all 110"}},
+      {"dispatch_grad", K::DispatchGrad, {"f[e 8, r 130~e, m 24]", "i[b 3, s 20, k 2]"},
+       {"f[b 3, s 20, m 24]"}, {{"over", "e"}}, {"", "rows 130"}},
+      {"combine", K::Combine, {"f[e 8, r 130~e, m 24]", "g[b 3, s 20, k 2]", "i[b 3, s 20, k 2]"},
+       {"f[b 3, s 20, m 24]"}, {{"over", "e"}}, {"", "", "rows 130"}},
+      {"combine_grad", K::CombineGrad,
+       {"f[b 3, s 20, m 24]", "f[e 8, r 130~e, m 24]", "g[b 3, s 20, k 2]", "i[b 3, s 20, k 2]"},
+       {"f[e 8, r 130~e, m 24]", "g[b 3, s 20, k 2]"}, {{"over", "e"}}, {"", "", "", "rows 130"}},
+
+      // The step.
+      {"warmup", K::LearningRate, {"i[]"}, {"g[]"},
+       {{"lr", 0.1}, {"floor", 0.1}, {"warmup", 10.0}, {"cosine", 100.0}}, {"count 7"}},
+      {"cosine", K::LearningRate, {"i[]"}, {"g[]"},
+       {{"lr", 0.1}, {"floor", 0.1}, {"warmup", 10.0}, {"cosine", 100.0}}, {"count 70"}},
+      {"sum_squares", K::SumSquares, {"f[a 300, c 170]"}, {"g[]"}},
+      {"adamw", K::AdamW, {"g[a 90, c 17]", "f[a 90, c 17]", "g[a 90, c 17]", "g[a 90, c 17]", "g[]",
+                           "g[]", "i[]"},
+       {"g[a 90, c 17]", "g[a 90, c 17]", "g[a 90, c 17]"},
+       {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"decay", 0.1}},
+       {"", "", "", "", "", "", "count 3"}, Option::KeepOrder | Option::Positive},
+      {"sgd", K::Sgd, {"g[a 90, c 17]", "f[a 90, c 17]", "g[a 90, c 17]", "g[]", "g[]"},
+       {"g[a 90, c 17]", "g[a 90, c 17]"}, {{"momentum", 0.9}, {"decay", 0.1}}, {},
+       Option::KeepOrder},
+  };
+  return table;
+}
+
+// Memory for a tensor with guards behind it.
+class Buffer {
+ public:
+  explicit Buffer(const Type& type) : type_(type), bytes_(size_t(type.bytes())) {
+    // 64-byte alignment, as in an arena.
+    memory_.assign(bytes_ + kGuard + 64, std::byte{0xA5});
+    start_ = memory_.data() + (64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64) % 64;
+  }
+  Buffer(const Buffer&) = delete;
+
+  void* data() { return start_; }
+  // Rounds the values to the element type.
+  void set(const Array& values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      cpu::storeOne<double>(values[i], start_, type_.elem, int64_t(i));
+    }
+  }
+  Array get() const {
+    Array values;
+    for (int64_t i = 0; i < type_.elements(); ++i) {
+      values.push_back(cpu::loadOne<double>(start_, type_.elem, i));
+    }
+    return values;
+  }
+  bool intact() const {
+    return std::all_of(start_ + bytes_, start_ + bytes_ + kGuard,
+                       [](std::byte b) { return b == std::byte{0xA5}; });
+  }
+  bool sameBits(const Buffer& other) const {
+    return std::equal(start_, start_ + bytes_, other.start_);
+  }
+
+ private:
+  static constexpr size_t kGuard = 256;
+  Type type_;
+  size_t bytes_;
+  std::vector<std::byte> memory_;
+  std::byte* start_;
+};
+
+// An op in a module of its own, its operands arguments.
+struct Bench {
+  Module module;
+  Block* block = module.addFunction("f")->body.get();
+  Op* op = nullptr;
+};
+
+uint64_t seedOf(const Case& test, unsigned order) {
+  return randomKey(order, test.name);
+}
+
+// Random order, but dims that group rows and rows stay in front.
+void shuffle(Type& type, uint64_t seed) {
+  size_t fixed = type.grouping().empty() ? 0 : 2;
+  for (size_t i = type.dims.size(); i > fixed + 1; --i) {
+    size_t j = fixed + size_t(philox(seed, i, type.dims.size()).word[0]) % (i - fixed);
+    std::swap(type.dims[i - 1], type.dims[j]);
+  }
+}
+
+void build(const Case& test, Elem elem, unsigned order, bool accumulates, Bench& bench) {
+  auto typeOf = [&](const char* text, uint64_t salt) {
+    Type type = parseType(text, elem);
+    if (order > 0 && !(test.options & Option::KeepOrder)) shuffle(type, seedOf(test, order) + salt);
+    return type;
+  };
+  llvm::SmallVector<Value*, 6> operands;
+  for (const char* text : test.operands) {
+    operands.push_back(bench.block->addArg(typeOf(text, operands.size()), "x"));
+  }
+  llvm::SmallVector<Type, 5> results;
+  for (const char* text : test.results) results.push_back(typeOf(text, 100 + results.size()));
+  Attrs attrs = test.attrs;
+  Variable* var = nullptr;
+  if (accumulates) {
+    Variable variable;
+    variable.name = "target";
+    variable.type = results[0];
+    variable.kind = VarKind::Gradient;
+    var = bench.module.addVar(variable);
+    attrs.set("first", int64_t{1});
+    results.clear();
+  }
+  bench.op = Builder(bench.block).create(test.kind, operands, results, attrs, var);
+}
+
+Array randomValues(const Case& test, const Type& type, llvm::StringRef fill, uint64_t seed) {
+  int64_t n = type.elements();
+  auto draw = [&](int64_t i) { return uniformAt(seed, uint64_t(i)); };
+  Array values;
+  auto [what, numberText] = fill.split(' ');
+  int64_t number = numberText.empty() ? 0 : std::stoll(numberText.str());
+  if (what == "ids") {
+    for (int64_t i = 0; i < n; ++i) {
+      values.push_back(std::floor((draw(i) + 1) / 2 * double(number + 1)) - 1);
+    }
+  } else if (what == "count") {
+    values.assign(size_t(n), double(number));
+  } else if (what == "offsets") {
+    // The second group is empty, some rows at the end belong to none.
+    for (int64_t i = 0; i < n; ++i) values.push_back(double(i <= 1 ? i : i - 1) / double(n));
+    for (double& v : values) v = std::floor(v * double(number));
+    if (n > 2) values[2] = values[1];
+  } else if (what == "all") {
+    for (int64_t i = 0; i < n; ++i) values.push_back(i == 0 ? 0.0 : double(number));
+  } else if (what == "rows") {
+    // Every eleventh is dropped; the others are 0, 1, ... in a scrambled order.
+    std::vector<int64_t> order(static_cast<size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return draw(a) < draw(b); });
+    values.assign(size_t(n), -1);
+    double next = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i % 11 != 5) values[size_t(order[size_t(i)])] = next++;
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      double x = draw(i);
+      values.push_back(test.options & Option::Positive ? 0.2 + std::abs(x) : 2 * x);
+    }
+  }
+  return values;
+}
+
+// "all" offsets depend on the rows that "rows" hands out.
+int64_t usedRows(const Array& rows) {
+  return int64_t(std::count_if(rows.begin(), rows.end(), [](double r) { return r >= 0; }));
+}
+
+double toleranceOf(Elem elem, const Type& result) {
+  if (elem == Elem::F64 && result.elem != Elem::F32) return 1e-11;
+  return elem == Elem::BF16 ? 1.2e-2 : 2e-5;
+}
+
+struct Outcome {
+  std::vector<std::unique_ptr<Buffer>> results;
+};
+
+// Runs the op once; `inPlace`: result 0 lies on operand 0. Checks all guards.
+Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vector<Array>& in,
+                const Array& before, const RunContext& context, bool inPlace) {
+  auto kernel = device.prepare(op);
+  if (!kernel) {
+    ADD_FAILURE() << test.name << ": " << llvm::toString(kernel.takeError());
+    return {};
+  }
+  std::vector<std::unique_ptr<Buffer>> operands;
+  std::vector<const void*> from;
+  for (size_t i = 0; i < in.size(); ++i) {
+    operands.push_back(std::make_unique<Buffer>(op.operand(unsigned(i))->type));
+    operands.back()->set(in[i]);
+    from.push_back(operands.back()->data());
+  }
+  Outcome outcome;
+  std::vector<void*> to;
+  for (const Type& type : resultTypes(op)) {
+    outcome.results.push_back(std::make_unique<Buffer>(type));
+    if (op.var != nullptr) outcome.results.back()->set(before);
+    if (inPlace && to.empty()) {
+      outcome.results.back()->set(in[0]);
+      from[0] = outcome.results.back()->data();
+    }
+    to.push_back(outcome.results.back()->data());
+  }
+  // Twice, as in a second step: kernels must leave nothing behind.
+  if (!inPlace && op.var == nullptr) (*kernel)->run(context, from.data(), to.data());
+  (*kernel)->run(context, from.data(), to.data());
+  for (auto& buffer : operands) EXPECT_TRUE(buffer->intact()) << test.name << " operand";
+  for (auto& buffer : outcome.results) EXPECT_TRUE(buffer->intact()) << test.name << " result";
+  return outcome;
+}
+
+// The forward results that a gradient op reads must fit its other operands.
+void makeConsistent(const Case& test, const Op& op, std::vector<Array>& in) {
+  auto clampAll = [&](size_t i, double low, double high) {
+    for (double& x : in[i]) x = std::clamp(x, low, high);
+  };
+  if (test.kind == OpKind::CrossEntropyGrad) clampAll(3, 2, 4);
+  if (test.kind == OpKind::AdamW || test.kind == OpKind::Sgd) {
+    size_t rate = test.kind == OpKind::AdamW ? 4 : 3;
+    in[rate][0] = 0.01;
+  }
+  if (test.kind == OpKind::Dispatch) {
+    for (size_t i = 1; i < in[2].size(); ++i) in[2][i] = double(usedRows(in[1]));
+  }
+  (void)op;
+}
+
+void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_t microbatch) {
+  Bench bench;
+  build(test, elem, order, accumulates, bench);
+  const Op& op = *bench.op;
+  SCOPED_TRACE(testing::Message() << test.name << " " << name(elem).str() << " order " << order
+                                  << (accumulates ? " accumulates" : ""));
+  std::vector<Array> in;
+  for (unsigned i = 0; i < op.operands().size(); ++i) {
+    const Type& type = op.operand(i)->type;
+    llvm::StringRef fill = i < test.fill.size() ? test.fill[i] : "";
+    Buffer rounded(type);
+    rounded.set(randomValues(test, type, fill, seedOf(test, order) + i));
+    in.push_back(rounded.get());
+  }
+  makeConsistent(test, op, in);
+  for (unsigned i = 0; i < in.size(); ++i) {
+    Buffer rounded(op.operand(i)->type);
+    rounded.set(in[i]);
+    in[i] = rounded.get();
+  }
+  int64_t iteration[2] = {3, 1};
+  RunContext context;
+  context.seed = 7;
+  context.step = 5;
+  context.microbatch = microbatch;
+  context.iteration = iteration;
+  std::vector<Array> wanted = referenceOp(op, in, context);
+  std::vector<Type> types = resultTypes(op);
+  Array before;
+  if (accumulates) {
+    Buffer rounded(types[0]);
+    rounded.set(randomValues(test, types[0], "", 99));
+    before = rounded.get();
+    for (size_t i = 0; microbatch > 0 && i < before.size(); ++i) wanted[0][i] += before[i];
+  }
+
+  auto one = makeCpuDevice(1), two = makeCpuDevice(2), three = makeCpuDevice(3);
+  Outcome base = runOnce(test, *one, op, in, before, context, false);
+  if (base.results.empty()) return;
+  for (size_t r = 0; r < wanted.size(); ++r) {
+    Array got = base.results[r]->get();
+    double most = 0;
+    for (double x : wanted[r]) most = std::max(most, std::abs(x));
+    double bound = types[r].elem == Elem::I32
+                       ? 0
+                       : toleranceOf(elem, types[r]) * test.tolerance * std::max(most, 0.5);
+    ASSERT_EQ(got.size(), wanted[r].size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (std::abs(got[i] - wanted[r][i]) <= bound) continue;
+      FAIL() << "result " << r << " element " << i << ": " << got[i] << ", not " << wanted[r][i];
+    }
+  }
+  for (Device* device : {two.get(), three.get()}) {
+    Outcome other = runOnce(test, *device, op, in, before, context, false);
+    for (size_t r = 0; r < wanted.size(); ++r) {
+      EXPECT_TRUE(other.results[r]->sameBits(*base.results[r])) << "result " << r << ", threads";
+    }
+  }
+  bool fits = op.has(InPlace) && op.var == nullptr && op.operands().size() > 0 &&
+              op.operand(0)->type == types[0];
+  if (fits) {
+    Outcome other = runOnce(test, *two, op, in, before, context, true);
+    EXPECT_TRUE(other.results[0]->sameBits(*base.results[0])) << "in place";
+  }
+}
+
+class Kernels : public testing::TestWithParam<Case> {};
+
+TEST_P(Kernels, MatchReference) {
+  for (Elem elem : {Elem::F32, Elem::BF16, Elem::F64}) {
+    for (unsigned order = 0; order < 4; ++order) {
+      if (order > 0 && (GetParam().options & Option::KeepOrder)) break;
+      if (GetParam().kind != OpKind::Accum) check(GetParam(), elem, order, false, 0);
+      if (!(GetParam().options & Option::Accumulates)) continue;
+      if (GetParam().kind == OpKind::Accum && order > 0) break;
+      check(GetParam(), elem, order, true, 0);
+      check(GetParam(), elem, order, true, 1);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, Kernels, testing::ValuesIn(cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace planc

@@ -1,0 +1,284 @@
+// planc: compiles, checks, formats and dumps. Options and exit codes only; the work is done by the
+// frontend, the passes and the IR. Tested by tests/tools.
+#include <unistd.h>
+
+#include "frontend/ast.h"
+#include "frontend/frontend.h"
+#include "ir/planx.h"
+#include "ir/table.h"
+#include "ir/text.h"
+#include "llvm/Support/CommandLine.h"
+#include "llvm/Support/FileSystem.h"
+#include "llvm/Support/Path.h"
+#include "passes/pass_manager.h"
+#include "tools/command.h"
+
+namespace cl = llvm::cl;
+using namespace planc;
+
+namespace {
+
+cl::OptionCategory category("Options");
+cl::SubCommand compileCommand("compile", "compile a plan to a .planx");
+cl::SubCommand checkCommand("check", "find every error of a plan; writes nothing");
+cl::SubCommand dumpCommand("dump", "show what a .planx holds");
+cl::SubCommand optCommand("opt", "run passes on IR text");
+cl::SubCommand fmtCommand("fmt", "rewrite plans in the canonical layout");
+cl::SubCommand passesCommand("passes", "list the passes in order");
+cl::SubCommand opsCommand("ops", "list the IR's ops");
+
+cl::opt<std::string> input(cl::Positional, cl::Required, cl::desc("FILE"), cl::cat(category),
+                           cl::sub(compileCommand), cl::sub(checkCommand), cl::sub(dumpCommand),
+                           cl::sub(optCommand));
+cl::list<std::string> fmtInputs(cl::Positional, cl::OneOrMore, cl::desc("FILE..."),
+                                cl::cat(category), cl::sub(fmtCommand));
+cl::opt<std::string> output("o", cl::desc("Where to write; - is standard output"),
+                            cl::value_desc("FILE"), cl::cat(category), cl::sub(compileCommand),
+                            cl::sub(optCommand));
+cl::list<std::string> defines("D", cl::Prefix, cl::desc("Set a parameter of the model"),
+                              cl::value_desc("NAME=VALUE"), cl::cat(category),
+                              cl::sub(compileCommand), cl::sub(checkCommand));
+cl::opt<std::string> planName("plan", cl::desc("Which plan of the file"), cl::value_desc("NAME"),
+                              cl::cat(category), cl::sub(compileCommand), cl::sub(checkCommand));
+cl::list<std::string> grid("grid", cl::CommaSeparated, cl::desc("Override the grid's axes"),
+                           cl::value_desc("AXIS=SIZE,..."), cl::cat(category),
+                           cl::sub(compileCommand), cl::sub(checkCommand));
+cl::list<std::string> passNames("passes", cl::CommaSeparated,
+                                cl::desc("Run these passes instead of all"),
+                                cl::value_desc("NAME,..."), cl::cat(category),
+                                cl::sub(compileCommand), cl::sub(optCommand));
+cl::opt<std::string> dumpAfter("dump-after", cl::desc("Show the IR after a pass, or after all"),
+                               cl::value_desc("PASS|all"), cl::cat(category),
+                               cl::sub(compileCommand), cl::sub(optCommand));
+cl::opt<std::string> dumpDir("dump-dir", cl::desc("Write dumps there, a numbered file a pass"),
+                             cl::value_desc("DIR"), cl::cat(category), cl::sub(compileCommand),
+                             cl::sub(optCommand));
+cl::opt<bool> timePasses("time-passes", cl::desc("Show each pass's time"), cl::cat(category),
+                         cl::sub(compileCommand), cl::sub(optCommand));
+cl::opt<long long> bisect("bisect", cl::init(-1), cl::desc("Run only the first N passes"),
+                          cl::value_desc("N"), cl::cat(category), cl::sub(compileCommand),
+                          cl::sub(optCommand));
+cl::opt<bool> showIds("show-ids", cl::desc("Show each error's id"), cl::cat(category),
+                      cl::sub(compileCommand), cl::sub(checkCommand), cl::sub(optCommand));
+cl::opt<bool> verifyDiags("verify-diagnostics",
+                          cl::desc("Compare errors with the file's expected-error comments"),
+                          cl::cat(category), cl::sub(checkCommand));
+cl::opt<bool> dumpModel("model", cl::desc("The model-level IR instead of the rank program"),
+                        cl::cat(category), cl::sub(dumpCommand));
+cl::opt<long long> dumpRank("rank", cl::init(0), cl::desc("Which rank's program"),
+                            cl::value_desc("R"), cl::cat(category), cl::sub(dumpCommand));
+cl::opt<bool> noLocations("no-locations", cl::desc("Leave out places in the plan"),
+                          cl::cat(category), cl::sub(dumpCommand), cl::sub(optCommand));
+cl::opt<bool> fmtCheck("check", cl::desc("Write nothing; exit 1 if a file is not canonical"),
+                       cl::cat(category), cl::sub(fmtCommand));
+cl::opt<bool> fmtInPlace("i", cl::desc("Rewrite the files instead of printing"), cl::cat(category),
+                         cl::sub(fmtCommand));
+cl::opt<bool> markdown("markdown", cl::desc("As a page of docs/"), cl::cat(category),
+                       cl::sub(passesCommand), cl::sub(opsCommand));
+
+constexpr llvm::StringLiteral kTool = "planc";
+
+// `name=value` options; false after an error.
+bool pairs(const cl::list<std::string>& list, llvm::StringRef option,
+           std::vector<std::pair<std::string, std::string>>& into) {
+  for (const std::string& text : list) {
+    auto [name, value] = llvm::StringRef(text).split('=');
+    if (name.empty() || value.empty()) {
+      fail(kTool, option + " takes name=value, not '" + text + "'");
+      return false;
+    }
+    into.push_back({name.str(), value.str()});
+  }
+  return true;
+}
+
+std::optional<CompileOptions> compileOptions() {
+  CompileOptions options;
+  options.plan = planName;
+  if (!pairs(defines, "-D", options.defines) || !pairs(grid, "--grid", options.grid))
+    return std::nullopt;
+  return options;
+}
+
+Exit finish(const Diagnostics& diags) {
+  diags.print(llvm::errs(), showIds);
+  return diags.failed() ? kNo : kYes;
+}
+
+std::optional<PassOptions> passOptions() {
+  PassOptions options;
+  auto isPass = [](llvm::StringRef name) {
+    return llvm::any_of(allPasses(), [&](const PassInfo& pass) { return pass.name == name; });
+  };
+  for (const std::string& name : passNames) {
+    if (!isPass(name)) {
+      fail(kTool, "there is no pass '" + name + "'; 'planc passes' lists them");
+      return std::nullopt;
+    }
+    options.passes.push_back(name);
+  }
+  if (!dumpAfter.empty() && dumpAfter != "all" && !isPass(dumpAfter)) {
+    fail(kTool, "there is no pass '" + dumpAfter + "'; 'planc passes' lists them");
+    return std::nullopt;
+  }
+  options.dumpAfter = dumpAfter;
+  options.dumpDir = dumpDir;
+  options.time = timePasses;
+  options.bisect = bisect;
+  options.dumps = &llvm::outs();
+  options.times = &llvm::errs();
+  return options;
+}
+
+// Runs the passes and reports; kYes when the module is what was asked for.
+Exit transform(Module& module, const PassOptions& options, Diagnostics& diags) {
+  std::string internal;
+  switch (runPasses(module, options, diags, internal)) {
+    case PassResult::Ok: return finish(diags);
+    case PassResult::UserError:
+      if (!internal.empty()) return fail(kTool, internal);
+      return finish(diags);
+    case PassResult::InternalError: break;
+  }
+  finish(diags);
+  llvm::SmallString<128> path;
+  std::error_code error = llvm::sys::fs::createTemporaryFile("planc-fault", "ir", path);
+  if (!error) {
+    llvm::raw_fd_ostream out(path, error);
+    if (!error) printModule(module, out);
+  }
+  return fail(kTool, internal + "\nthis is a fault of planc; please report it with the plan and " + path,
+              kFault);
+}
+
+Exit compile() {
+  auto options = compileOptions();
+  auto passes = passOptions();
+  if (!options || !passes) return kUsage;
+  Diagnostics diags;
+  auto files = readPlan(input, diags);
+  std::unique_ptr<Module> module;
+  if (!diags.failed()) module = compilePlan(files, *options, diags);
+  if (!module) return finish(diags);
+  std::unique_ptr<Module> model = cloneModule(*module);
+  if (Exit code = transform(*module, *passes, diags); code != kYes) return code;
+  if (module->level != Level::Rank) {  // passes were left out: show what there is
+    if (passes->dumpAfter.empty() && passes->dumpDir.empty()) printModule(*module, llvm::outs());
+    return kYes;
+  }
+  std::string path = output;
+  if (path.empty()) {
+    if (input == "-") return fail(kTool, "-o is needed with standard input", kUsage);
+    llvm::SmallString<128> made(input);
+    llvm::sys::path::replace_extension(made, "planx");
+    path = made.str().str();
+  }
+  if (path == "-" && isatty(1)) return fail(kTool, "a .planx is binary: not to a terminal", kUsage);
+  if (llvm::Error error = writeOutput(path, writePlanx(*model, *module)))
+    return fail(kTool, llvm::toString(std::move(error)));
+  return kYes;
+}
+
+Exit check() {
+  auto options = compileOptions();
+  if (!options) return kUsage;
+  if (verifyDiags) return verifyDiagnostics(input, *options, llvm::errs()) ? kYes : kNo;
+  Diagnostics diags;
+  auto files = readPlan(input, diags);
+  if (!diags.failed()) checkPlans(files, *options, diags);
+  return finish(diags);
+}
+
+Exit dump() {
+  auto bytes = readInput(input);
+  if (!bytes) return fail(kTool, llvm::toString(bytes.takeError()));
+  auto planx = readPlanx(*bytes);
+  if (!planx) return fail(kTool, "'" + input + "': " + llvm::toString(planx.takeError()));
+  if (dumpRank != 0)
+    return fail(kTool, "rank " + llvm::Twine(dumpRank) + " of 1: the program has rank 0 only");
+  PrintOptions options;
+  options.locations = !noLocations;
+  printModule(dumpModel ? *planx->model : *planx->program, llvm::outs(), options);
+  return kYes;
+}
+
+Exit opt() {
+  auto passes = passOptions();
+  if (!passes) return kUsage;
+  auto text = readInput(input);
+  if (!text) return fail(kTool, llvm::toString(text.takeError()));
+  Diagnostics diags;
+  std::unique_ptr<Module> module = parseModule(diags.addFile(input, *text), diags);
+  if (!module) return finish(diags);
+  // `opt` runs what it is told, and nothing if it is told nothing.
+  if (!passes->passes.empty())
+    if (Exit code = transform(*module, *passes, diags); code != kYes) return code;
+  std::string result;
+  llvm::raw_string_ostream out(result);
+  PrintOptions options;
+  options.locations = !noLocations;
+  printModule(*module, out, options);
+  out.flush();
+  if (llvm::Error error = writeOutput(output.empty() ? "-" : output.getValue(), result))
+    return fail(kTool, llvm::toString(std::move(error)));
+  return kYes;
+}
+
+Exit format() {
+  Exit code = kYes;
+  for (const std::string& path : fmtInputs) {
+    auto text = readInput(path);
+    if (!text) {
+      code = fail(kTool, llvm::toString(text.takeError()));
+      continue;
+    }
+    Diagnostics diags;
+    std::optional<std::string> formatted = formatPlan(path, *text, diags);
+    if (!formatted) {
+      code = finish(diags);
+    } else if (fmtCheck) {
+      if (*formatted != *text) code = fail(kTool, "'" + path + "' is not in the canonical layout");
+    } else if (llvm::Error error = fmtInPlace && path != "-"
+                                       ? *formatted == *text ? llvm::Error::success()
+                                                             : writeOutput(path, *formatted)
+                                       : writeOutput("-", *formatted)) {
+      code = fail(kTool, llvm::toString(std::move(error)));
+    }
+  }
+  return code;
+}
+
+Exit listPasses() {
+  if (markdown)
+    llvm::outs() << "<!-- Generated by `planc passes --markdown`; passes/pass_manager.cpp holds "
+                    "the list. -->\n# Passes\n\nIn this order; "
+                    "`passes/passes.h` says why.\n\n| pass | what it does |\n| --- | --- |\n";
+  for (const PassInfo& pass : allPasses()) {
+    if (markdown) llvm::outs() << "| `" << pass.name << "` | " << pass.summary << " |\n";
+    else llvm::outs() << llvm::left_justify(pass.name, 12) << pass.summary << '\n';
+  }
+  return kYes;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cl::SetVersionPrinter([](llvm::raw_ostream& out) { out << "planc 0.1.0\n"; });
+  for (cl::SubCommand* command : cl::getRegisteredSubcommands())
+    cl::HideUnrelatedOptions(category, *command);
+  if (!cl::ParseCommandLineOptions(argc, argv,
+                                   "compiles plans for training models across many ranks\n",
+                                   &llvm::errs()))
+    return kUsage;
+  if (compileCommand) return compile();
+  if (checkCommand) return check();
+  if (dumpCommand) return dump();
+  if (optCommand) return opt();
+  if (fmtCommand) return format();
+  if (passesCommand) return listPasses();
+  if (opsCommand) {
+    printOpTable(llvm::outs(), markdown);
+    return kYes;
+  }
+  return fail(kTool, "which command? 'planc --help' lists them", kUsage);
+}
