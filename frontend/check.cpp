@@ -49,11 +49,16 @@ constexpr Unit kUnits[] = {
 
 llvm::StringRef describe(UnitKind kind) {
   switch (kind) {
-    case UnitKind::None: return "a plain number";
-    case UnitKind::Bytes: return "bytes";
-    case UnitKind::BytesPerSecond: return "bytes per second";
-    case UnitKind::Seconds: return "seconds";
-    case UnitKind::OpsPerSecond: return "operations per second";
+    case UnitKind::None:
+      return "a plain number";
+    case UnitKind::Bytes:
+      return "bytes";
+    case UnitKind::BytesPerSecond:
+      return "bytes per second";
+    case UnitKind::Seconds:
+      return "seconds";
+    case UnitKind::OpsPerSecond:
+      return "operations per second";
   }
   return "";
 }
@@ -69,10 +74,10 @@ std::vector<std::string> unitsOf(UnitKind kind) {
 constexpr llvm::StringRef kRateElements[] = {"f64", "f32", "tf32", "bf16", "f16", "f8", "i8"};
 
 constexpr llvm::StringRef kBuiltins[] = {
-    "attend",  "combine",    "concat", "cross_entropy", "dispatch", "dropout", "exp",   "gelu",
-    "gelu_tanh", "layer_norm", "log",  "max",           "mean",     "min",     "relu",  "rms_norm",
-    "rope",    "route",      "rsqrt",  "sigmoid",       "silu",     "slice",   "softmax", "sqrt",
-    "square",  "sum",        "tanh"};
+    "attend", "combine",   "concat",     "cross_entropy", "dispatch", "dropout", "exp",
+    "gelu",   "gelu_tanh", "layer_norm", "log",           "max",      "mean",    "min",
+    "relu",   "rms_norm",  "rope",       "route",         "rsqrt",    "sigmoid", "silu",
+    "slice",  "softmax",   "sqrt",       "square",        "sum",      "tanh"};
 
 template <class Map>
 std::vector<std::string> keysOf(const Map& map) {
@@ -84,12 +89,9 @@ std::vector<std::string> keysOf(const Map& map) {
 void suggestFrom(Message& message, llvm::StringRef word, const std::vector<std::string>& names,
                  llvm::StringRef kind) {
   std::string near = nearest(word, names);
-  if (!near.empty())
-    message.suggest("did you mean '" + near + "'?");
-  else if (names.empty())
-    message.suggest("no " + kind + " is declared");
-  else if (names.size() <= 8)
-    message.suggest("declared: " + llvm::join(names, ", "));
+  if (!near.empty()) message.suggest("did you mean '" + near + "'?");
+  else if (names.empty()) message.suggest("no " + kind + " is declared");
+  else if (names.size() <= 8) message.suggest("declared: " + llvm::join(names, ", "));
 }
 
 class FileChecker {
@@ -143,8 +145,7 @@ class FileChecker {
   // Reports the second use of a key. `seen` maps keys to places.
   bool once(std::map<std::string, Loc>& seen, const std::string& key, Loc loc) {
     auto [at, isNew] = seen.emplace(key, loc);
-    if (!isNew)
-      diags_.report(loc, Diag::KeyTwice, key).note(at->second, Diag::GivenHere, key);
+    if (!isNew) diags_.report(loc, Diag::KeyTwice, key).note(at->second, Diag::GivenHere, key);
     return isNew;
   }
 
@@ -184,7 +185,8 @@ class FileChecker {
       }
       if (isCompute && !llvm::is_contained(kRateElements, entry.element.text)) {
         diags_.report(entry.element.loc, Diag::UnknownElement, entry.element.text)
-            .suggest("rates are for " + llvm::join(std::begin(kRateElements), std::end(kRateElements), ", "));
+            .suggest("rates are for " +
+                     llvm::join(std::begin(kRateElements), std::end(kRateElements), ", "));
         continue;
       }
       if (!once(seen, isCompute ? "compute " + entry.element.text : entry.key.text, entry.key.loc))
@@ -214,8 +216,9 @@ class FileChecker {
           suggestFrom(diags_.report(level.of.loc, Diag::UnknownDevice, level.of.text),
                       level.of.text, keysOf(scope_.devices), "device");
       } else if (level.of.text != below->name.text) {
-        diags_.report(level.of.loc, Diag::LevelOrder, level.name.text, level.of.text,
-                      below->name.text)
+        diags_
+            .report(level.of.loc, Diag::LevelOrder, level.name.text, level.of.text,
+                    below->name.text)
             .note(below->name.loc, Diag::DeclaredHere, below->name.text)
             .suggest("each level is made of the one above it in the file; the first of a device");
       }
@@ -250,14 +253,16 @@ class FileChecker {
     for (const ast::Stmt& stmt : body) {
       if (!module.isModel && std::holds_alternative<ast::InputDecl>(stmt.node))
         diags_.report(stmt.loc, Diag::InputInModule, name)
-            .suggest("a module's tensors are parameters: module " + name + "(x[batch, seq, model])");
+            .suggest("a module's tensors are parameters: module " + name +
+                     "(x[batch, seq, model])");
       if (!module.isModel && std::holds_alternative<ast::Loss>(stmt.node))
         diags_.report(stmt.loc, Diag::LossInModule, name)
             .suggest("return the value, and let the model say 'loss'");
       if (auto* assign = std::get_if<ast::Assign>(&stmt.node))
         if (assign->isReturn && module.isModel)
           diags_.report(stmt.loc, Diag::ReturnInModel, name).suggest("a model ends in 'loss'");
-      if (auto* repeat = std::get_if<ast::Repeat>(&stmt.node)) checkStatements(module, repeat->body);
+      if (auto* repeat = std::get_if<ast::Repeat>(&stmt.node))
+        checkStatements(module, repeat->body);
       if (auto* branch = std::get_if<ast::If>(&stmt.node)) {
         checkStatements(module, branch->then);
         checkStatements(module, branch->otherwise);
@@ -290,11 +295,11 @@ class FileChecker {
             .suggest(names.empty() ? "it has no parameters"
                                    : "write its name: " + names.front() + " = ...");
       else if (!llvm::is_contained(names, arg.key.text))
-        suggestFrom(diags_.report(arg.key.loc, Diag::UnknownParameter, plan.model.text, arg.key.text)
-                        .note(model->name.loc, Diag::DeclaredHere, plan.model.text),
-                    arg.key.text, names, "parameter");
-      else
-        once(seen, arg.key.text, arg.key.loc);
+        suggestFrom(
+            diags_.report(arg.key.loc, Diag::UnknownParameter, plan.model.text, arg.key.text)
+                .note(model->name.loc, Diag::DeclaredHere, plan.model.text),
+            arg.key.text, names, "parameter");
+      else once(seen, arg.key.text, arg.key.loc);
     }
   }
 
@@ -317,15 +322,15 @@ std::vector<std::string> Scope::moduleNames(bool models) const {
   return names;
 }
 
-llvm::ArrayRef<llvm::StringRef> builtinNames() { return kBuiltins; }
+llvm::ArrayRef<llvm::StringRef> builtinNames() {
+  return kBuiltins;
+}
 
 std::string printNumber(double value) {
   std::string text;
   llvm::raw_string_ostream out(text);
-  if (std::abs(value) < 1e15 && value == std::floor(value))
-    out << int64_t(value);
-  else
-    out << llvm::format("%g", value);
+  if (std::abs(value) < 1e15 && value == std::floor(value)) out << int64_t(value);
+  else out << llvm::format("%g", value);
   return out.str();
 }
 
@@ -354,8 +359,8 @@ std::optional<double> inBaseUnits(const ast::Quantity& quantity, UnitKind kind, 
   return std::nullopt;
 }
 
-std::optional<int64_t> wholeNumber(const ast::Quantity& quantity, llvm::StringRef what, int64_t least,
-                                   int64_t most, Diagnostics& diags) {
+std::optional<int64_t> wholeNumber(const ast::Quantity& quantity, llvm::StringRef what,
+                                   int64_t least, int64_t most, Diagnostics& diags) {
   std::optional<double> value = inBaseUnits(quantity, UnitKind::None, diags, what);
   if (!value) return std::nullopt;
   if (*value != std::floor(*value)) {
@@ -370,8 +375,8 @@ std::optional<int64_t> wholeNumber(const ast::Quantity& quantity, llvm::StringRe
   return int64_t(*value);
 }
 
-bool checkFiles(const std::vector<std::unique_ptr<ast::File>>& files,
-                const CompileOptions& options, Scope& scope, Diagnostics& diags) {
+bool checkFiles(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOptions& options,
+                Scope& scope, Diagnostics& diags) {
   unsigned before = diags.errors();
   FileChecker checker(options, scope, diags);
   for (const auto& file : files) checker.declare(*file, file == files.back());
@@ -380,8 +385,7 @@ bool checkFiles(const std::vector<std::unique_ptr<ast::File>>& files,
   return diags.errors() == before;
 }
 
-const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options,
-                            Diagnostics& diags) {
+const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, Diagnostics& diags) {
   std::vector<std::string> names;
   for (const ast::Plan* plan : scope.ownPlans) names.push_back(plan->name.text);
   if (!options.plan.empty()) {

@@ -27,7 +27,7 @@ struct Scope {
   std::map<std::string, const ast::Plan*, std::less<>> plans;
   std::vector<const ast::Plan*> ownPlans;  // those of the last file, in its order
 
-  const ast::Module* module(llvm::StringRef name) const;  // null: none
+  const ast::Module* module(llvm::StringRef name) const;    // null: none
   std::vector<std::string> moduleNames(bool models) const;  // for suggestions
 };
 
@@ -45,23 +45,24 @@ struct PlanSettings {
   int64_t microbatches = 1;
   Elem precision = Elem::F32;
   Elem gradients = Elem::F32;
-  Words recompute;            // `none` gives an empty list
+  Words recompute;  // `none` gives an empty list
   std::string optimizer = "adamw";
   // lr warmup cosine floor beta1 beta2 eps decay momentum clip: all are present for each optimizer;
   // those that it lacks are 0.
   std::map<std::string, double> numbers;
   std::vector<std::pair<std::string, int64_t>> grid;  // after --grid
-  int64_t ranks = 1;          // the product of the grid's sizes
-  Loc gridLoc;                // of the `grid` statement, or of the plan
+  int64_t ranks = 1;                                  // the product of the grid's sizes
+  Loc gridLoc;                                        // of the `grid` statement, or of the plan
 };
 
 // Fills `scope` and checks all declarations: duplicates, units, devices, clusters, parameters,
 // statements at places where they can't stand, a plan's model and cluster, and its overrides (names
 // known, none twice) with those of -D and --grid. True when it found no error.
-bool checkFiles(const std::vector<std::unique_ptr<ast::File>>& files,
-                const CompileOptions& options, Scope& scope, Diagnostics& diags);
+bool checkFiles(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOptions& options,
+                Scope& scope, Diagnostics& diags);
 
-// The plan that the options ask for: `options.plan`, or the only one of the last file. Null: reported.
+// The plan that the options ask for: `options.plan`, or the only one of the last file. Null:
+// reported.
 const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, Diagnostics& diags);
 
 // Checks a plan's statements against the sizes of the model's dims and fills `settings`. `dims` may
@@ -70,7 +71,8 @@ const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, D
 bool checkPlan(const ast::Plan& plan, const Scope& scope, const DimMap& dims, bool complete,
                const CompileOptions& options, PlanSettings& settings, Diagnostics& diags);
 
-// The builtin functions' names (docs/language.md lists them), sorted: for suggestions and `recompute`.
+// The builtin functions' names (docs/language.md lists them), sorted: for suggestions and
+// `recompute`.
 llvm::ArrayRef<llvm::StringRef> builtinNames();
 
 // A quantity in base units: bytes, bytes/s, seconds, operations/s, or a plain number.

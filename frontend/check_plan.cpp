@@ -1,6 +1,7 @@
-// A plan's statements against the model: the grid, splits of dims over axes, shards, places, and the
-// settings that lowering takes over. Method, optimizer and settings tables say what is legal; help
-// texts compute the nearest legal numbers. Tested by tests/frontend/errors/plan.plan and split.plan.
+// A plan's statements against the model: the grid, splits of dims over axes, shards, places, and
+// the settings that lowering takes over. Method, optimizer and settings tables say what is legal;
+// help texts compute the nearest legal numbers. Tested by tests/frontend/errors/plan.plan and
+// split.plan.
 #include <cmath>
 #include <set>
 
@@ -61,7 +62,9 @@ constexpr Setting kSettings[] = {
     {"sgd", "clip", 1, false, 0, kHuge, 0},
 };
 
-std::string quoted(llvm::StringRef name) { return "'" + name.str() + "'"; }
+std::string quoted(llvm::StringRef name) {
+  return "'" + name.str() + "'";
+}
 
 // `1, 2 or 4`
 std::string either(const std::vector<std::string>& words) {
@@ -74,12 +77,9 @@ std::string either(const std::vector<std::string>& words) {
 void suggestFrom(Message& message, llvm::StringRef word, const std::vector<std::string>& names,
                  llvm::StringRef otherwise = "") {
   std::string near = nearest(word, names);
-  if (!near.empty())
-    message.suggest("did you mean '" + near + "'?");
-  else if (!otherwise.empty())
-    message.suggest(otherwise);
-  else if (!names.empty() && names.size() <= 12)
-    message.suggest("there is " + either(names));
+  if (!near.empty()) message.suggest("did you mean '" + near + "'?");
+  else if (!otherwise.empty()) message.suggest(otherwise);
+  else if (!names.empty() && names.size() <= 12) message.suggest("there is " + either(names));
 }
 
 // What the text of a model tells about its dims: over which `attend` goes, and which count the
@@ -118,7 +118,8 @@ class DimUses {
     if (expr.kind == ast::ExprKind::Call && expr.text == "attend") {
       std::string over = "seq";
       for (const ast::Arg& arg : expr.args)
-        if (arg.key.text == "over" && arg.value->kind == ast::ExprKind::Name) over = arg.value->text;
+        if (arg.key.text == "over" && arg.value->kind == ast::ExprKind::Name)
+          over = arg.value->text;
       attended.insert(over);
     }
     if (expr.kind == ast::ExprKind::Call)
@@ -136,8 +137,14 @@ class PlanChecker {
   PlanChecker(const ast::Plan& plan, const Scope& scope, const ast::Module& model,
               const DimMap& dims, bool complete, const CompileOptions& options,
               PlanSettings& settings, Diagnostics& diags)
-      : plan_(plan), scope_(scope), dims_(dims), complete_(complete), options_(options),
-        settings_(settings), diags_(diags), uses_(scope, model) {
+      : plan_(plan),
+        scope_(scope),
+        dims_(dims),
+        complete_(complete),
+        options_(options),
+        settings_(settings),
+        diags_(diags),
+        uses_(scope, model) {
     auto at = scope.clusters.find(plan.cluster.text);
     cluster_ = at == scope.clusters.end() ? nullptr : at->second;
   }
@@ -184,12 +191,9 @@ class PlanChecker {
         continue;
       }
       auto at = llvm::find_if(settings_.grid, [&](auto& axis) { return axis.first == name; });
-      if (at != settings_.grid.end())
-        at->second = size;
-      else if (!hasGrid_)
-        settings_.grid.push_back({name, size});
-      else
-        suggestFrom(diags_.report(Loc{}, Diag::GridOptionAxis, name), name, axisNames());
+      if (at != settings_.grid.end()) at->second = size;
+      else if (!hasGrid_) settings_.grid.push_back({name, size});
+      else suggestFrom(diags_.report(Loc{}, Diag::GridOptionAxis, name), name, axisNames());
     }
   }
 
@@ -199,8 +203,9 @@ class PlanChecker {
     if (settings_.ranks > kMaxRanks)
       diags_.report(settings_.gridLoc, Diag::GridTooLarge, kMaxRanks);
     else if (cluster_ != nullptr && settings_.ranks > devicesWithin(cluster_->levels.size()))
-      diags_.report(settings_.gridLoc, Diag::GridExceedsCluster, settings_.ranks,
-                    cluster_->name.text, devicesWithin(cluster_->levels.size()))
+      diags_
+          .report(settings_.gridLoc, Diag::GridExceedsCluster, settings_.ranks, cluster_->name.text,
+                  devicesWithin(cluster_->levels.size()))
           .note(cluster_->name.loc, Diag::DeclaredHere, cluster_->name.text);
   }
 
@@ -226,17 +231,16 @@ class PlanChecker {
   const int64_t* findAxis(const ast::Ident& name) {
     const int64_t* size = axisSize(name.text);
     if (size == nullptr)
-      suggestFrom(diags_.report(name.loc, Diag::UnknownAxis, name.text), name.text, axisNames(),
-                  settings_.grid.empty() ? "the plan has no grid; add: grid " + name.text + " 2"
-                                         : "");
+      suggestFrom(
+          diags_.report(name.loc, Diag::UnknownAxis, name.text), name.text, axisNames(),
+          settings_.grid.empty() ? "the plan has no grid; add: grid " + name.text + " 2" : "");
     return size;
   }
 
   // Whether a name is new to `seen`; reports it with `id` otherwise.
   bool once(std::map<std::string, Loc>& seen, const ast::Ident& name, Diag id) {
     auto [at, isNew] = seen.emplace(name.text, name.loc);
-    if (!isNew)
-      diags_.report(name.loc, id, name.text).note(at->second, Diag::GivenHere, name.text);
+    if (!isNew) diags_.report(name.loc, id, name.text).note(at->second, Diag::GivenHere, name.text);
     return isNew;
   }
 
@@ -273,10 +277,8 @@ class PlanChecker {
         if (complete_) reportUnknownDim(dim);
         continue;
       }
-      if (isRepeat)
-        checkStages(dim, at->second, targets);
-      else
-        checkDivides(dim, at->second, targets);
+      if (isRepeat) checkStages(dim, at->second, targets);
+      else checkDivides(dim, at->second, targets);
     }
   }
 
@@ -309,9 +311,10 @@ class PlanChecker {
                 : method->kind == MethodKind::Attended ? uses_.attended.count(dim.text) != 0
                                                        : !isRepeat;
     if (!fits) {
-      llvm::StringRef what = method->kind == MethodKind::Repeat     ? "the dim of a 'repeat'"
-                             : method->kind == MethodKind::Attended ? "a dim that 'attend' goes over"
-                                                                    : "dims of tensors";
+      llvm::StringRef what = method->kind == MethodKind::Repeat ? "the dim of a 'repeat'"
+                             : method->kind == MethodKind::Attended
+                                 ? "a dim that 'attend' goes over"
+                                 : "dims of tensors";
       std::vector<std::string> names;
       for (const Method& m : kMethods)
         if (isRepeat ? m.kind == MethodKind::Repeat
@@ -370,9 +373,8 @@ class PlanChecker {
                                            " ranks with " + std::to_string(chunks) + " each)";
     if (info.size < stages) {
       std::string most = std::to_string(std::max<int64_t>(1, info.size / chunks));
-      Message& message =
-          diags_.report(dim.loc, Diag::TooFewLayers, dim.text, info.size, places)
-              .note(info.loc, Diag::DeclaredHere, dim.text);
+      Message& message = diags_.report(dim.loc, Diag::TooFewLayers, dim.text, info.size, places)
+                             .note(info.loc, Diag::DeclaredHere, dim.text);
       message.suggest(info.size < chunks ? "use another method; each stage has at least 1 iteration"
                                          : "use " + target.axis.text + " up to " + most +
                                                "; each stage has at least 1 iteration");
@@ -429,7 +431,8 @@ class PlanChecker {
       for (int64_t n = 1; n <= std::min<int64_t>(size / others, 4096); ++n)
         if (size / others % n == 0) legal.push_back(n);
     // Of many, the six nearest.
-    llvm::sort(legal, [&](int64_t a, int64_t b) { return std::abs(a - last) < std::abs(b - last); });
+    llvm::sort(legal,
+               [&](int64_t a, int64_t b) { return std::abs(a - last) < std::abs(b - last); });
     if (legal.size() > 6) legal.resize(6);
     llvm::sort(legal);
     std::vector<std::string> words;
@@ -453,8 +456,7 @@ class PlanChecker {
     for (const ast::Ident& what : shard.what) {
       if (!llvm::is_contained(kinds, what.text))
         suggestFrom(diags_.report(what.loc, Diag::ShardWhat, what.text), what.text, kinds);
-      else
-        once(sharded_, what, Diag::KeyTwice);
+      else once(sharded_, what, Diag::KeyTwice);
     }
     std::map<std::string, Loc> seen;
     for (const ast::Ident& axis : shard.axes)
@@ -491,8 +493,9 @@ class PlanChecker {
     }
     size_t levels = findLevel(place.level, "place");
     if (levels == 0 || product <= devicesWithin(levels)) return;
-    diags_.report(place.axes.front().loc, Diag::PlaceTooLarge, llvm::join(names, " x "),
-                  place.level.text, product, devicesWithin(levels))
+    diags_
+        .report(place.axes.front().loc, Diag::PlaceTooLarge, llvm::join(names, " x "),
+                place.level.text, product, devicesWithin(levels))
         .note(cluster_->levels[levels - 1].name.loc, Diag::DeclaredHere, place.level.text);
   }
 
@@ -536,15 +539,15 @@ class PlanChecker {
       std::optional<Elem> value = floatElem(entry.element);
       if (!value) continue;
       // Sums over microbatches and ranks lose nothing to the master copy, or to bf16 if asked for.
-      bool fits = *value == master || (entry.key.text == "gradients" && *value == Elem::BF16 &&
-                                       master == Elem::F32);
+      bool fits = *value == master ||
+                  (entry.key.text == "gradients" && *value == Elem::BF16 && master == Elem::F32);
       if (!fits)
-        diags_.report(entry.element.loc, Diag::PrecisionKind, entry.element.text, entry.key.text,
-                      statement.element.text)
+        diags_
+            .report(entry.element.loc, Diag::PrecisionKind, entry.element.text, entry.key.text,
+                    statement.element.text)
             .suggest("use " + name(master).str() +
                      (entry.key.text == "gradients" && master == Elem::F32 ? " or bf16" : ""));
-      else if (entry.key.text == "gradients")
-        settings_.gradients = *value;
+      else if (entry.key.text == "gradients") settings_.gradients = *value;
     }
   }
 
@@ -600,13 +603,13 @@ class PlanChecker {
         suggestFrom(
             diags_.report(entry.key.loc, Diag::UnknownKey, quoted(optimizer), entry.key.text),
             entry.key.text, names);
-      else if (once(seen, entry.key, Diag::KeyTwice))
-        read(*setting, entry);
+      else if (once(seen, entry.key, Diag::KeyTwice)) read(*setting, entry);
     }
     double warmup = settings_.numbers["warmup"], cosine = settings_.numbers["cosine"];
     if (cosine > 0 && cosine <= warmup)
-      diags_.report(seen.count("cosine") ? seen["cosine"] : loc, Diag::CosineBeforeWarmup,
-                    printNumber(cosine), printNumber(warmup))
+      diags_
+          .report(seen.count("cosine") ? seen["cosine"] : loc, Diag::CosineBeforeWarmup,
+                  printNumber(cosine), printNumber(warmup))
           .suggest("'cosine' is the step at which the learning rate reaches its floor");
   }
 
@@ -625,9 +628,9 @@ class PlanChecker {
   // A value in the setting's range; reports others and gives the default.
   double readNumber(const Setting& setting, const ast::Quantity& given, double fallback) {
     if (setting.isWhole)
-      return double(wholeNumber(given, setting.key, int64_t(setting.least), int64_t(setting.most),
-                                diags_)
-                        .value_or(int64_t(fallback)));
+      return double(
+          wholeNumber(given, setting.key, int64_t(setting.least), int64_t(setting.most), diags_)
+              .value_or(int64_t(fallback)));
     double value = inBaseUnits(given, UnitKind::None, diags_, setting.key).value_or(fallback);
     // Betas and momentum of 1 would never forget.
     bool isShare = setting.key == "betas" || setting.key == "momentum";

@@ -1,6 +1,6 @@
-// Compiling: pick the plan, gather its overrides, learn the sizes of its model's dims, check the plan
-// against them, then lower. The model is lowered twice: once to learn the dims (what it reports is
-// thrown away), once under the plan's settings. Tested by tests/unit/lower_test.cpp.
+// Compiling: pick the plan, gather its overrides, learn the sizes of its model's dims, check the
+// plan against them, then lower. The model is lowered twice: once to learn the dims (what it
+// reports is thrown away), once under the plan's settings. Tested by tests/unit/lower_test.cpp.
 #include "frontend/check.h"
 #include "frontend/frontend.h"
 #include "frontend/lower.h"
@@ -75,8 +75,8 @@ std::unique_ptr<Module> compilePlan(const std::vector<std::unique_ptr<ast::File>
   return module;
 }
 
-bool checkPlans(const std::vector<std::unique_ptr<ast::File>>& files,
-                const CompileOptions& options, Diagnostics& diags) {
+bool checkPlans(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOptions& options,
+                Diagnostics& diags) {
   Scope scope;
   unsigned errors = diags.errors();
   checkFiles(files, options, scope, diags);

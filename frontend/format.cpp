@@ -119,7 +119,8 @@ class StartFinder {
   void entries(const Entries& list) {
     for (const auto& entry : list) add(entry.key.loc, Start::Entry);
   }
-  // `dim` is a reserved word, and one statement makes several DimDecls: the layout goes by the word.
+  // `dim` is a reserved word, and one statement makes several DimDecls: the layout goes by the
+  // word.
   void visit(const std::vector<ast::Stmt>& body) {
     for (const ast::Stmt& stmt : body) {
       if (!std::holds_alternative<ast::DimDecl>(stmt.node)) add(stmt.loc, Start::Body);
@@ -142,10 +143,14 @@ struct Line {
   unsigned indent = 0;
   bool blankBefore = false;
   std::string text;
-  std::string comment;  // at its end
-  char alignKind = 0;   // lines of one kind that follow each other are aligned...
-  size_t alignAt = 0;   // ... here
+  std::string comment;         // at its end
+  char alignKind = 0;          // lines of one kind that follow each other are aligned...
+  size_t alignAt = 0;          // ... here
+  std::vector<size_t> breaks;  // where a line that is too long may be broken
+  bool continues = false;      // begins inside a statement
 };
+
+constexpr size_t kColumns = 100;
 
 class Layout {
  public:
@@ -155,12 +160,11 @@ class Layout {
     tokens_ = std::move(tokens);
     for (at_ = 0; at_ < tokens_.size(); ++at_) {
       const Token& token = tokens_[at_];
-      if (token.isComment())
-        comment(token);
-      else
-        place(token);
+      if (token.isComment()) comment(token);
+      else place(token);
     }
     align();
+    wrap();
     return print();
   }
 
@@ -193,8 +197,8 @@ class Layout {
     return start->second == Start::Body || !groups_.back().isBody;
   }
 
-  void newLine(unsigned indent, bool blankBefore) {
-    lines_.push_back({indent, blankBefore && !lines_.empty(), "", "", 0, 0});
+  void newLine(unsigned indent, bool blankBefore, bool continues = false) {
+    lines_.push_back({indent, blankBefore && !lines_.empty(), "", "", 0, 0, {}, continues});
     lineOpen_ = true;
   }
   unsigned bodyIndent() const {
@@ -211,7 +215,8 @@ class Layout {
     std::string text = token.text.rtrim().str();
     text.erase(std::remove(text.begin(), text.end(), '\r'), text.end());
     if (token.newlines == 0 && at_ > 0) {
-      if (token.kind == Token::BlockComment && after() != nullptr && after()->newlines == 0) {
+      if (token.kind == Token::BlockComment && after() != nullptr && after()->newlines == 0 &&
+          !atLineStart()) {
         append(text, !lines_.back().text.empty());
       } else {
         // A second trailing comment can only be a block's.
@@ -231,7 +236,12 @@ class Layout {
     opensGroup_ = false;
   }
 
-  // Whether what follows the comment at hand begins a line, or ends a group.
+  // Whether what follows the comment at hand begins a line.
+  bool atLineStart() {
+    return atStatementStart() &&
+           (after() == nullptr || !after()->is("}") || groups_.back().isMultiline);
+  }
+  // Whether it is a statement, an entry, or a group's end.
   bool atStatementStart() {
     size_t here = at_;
     for (; at_ < tokens_.size() && tokens_[at_].isComment(); ++at_) {
@@ -263,7 +273,7 @@ class Layout {
     } else if (starts) {
       if (!(commentOpen_ && lineOpen_)) newLine(bodyIndent(), wantsBlank(token));
     } else if (!lineOpen_ || (token.newlines > 0 && keepsBreak(token))) {
-      newLine(bodyIndent() + (token.is("else") ? 0 : 4), false);
+      newLine(bodyIndent() + (token.is("else") ? 0 : 4), false, !token.is("else"));
     }
     if (starts) statement_ = token.text, statementTokens_ = 0, hasDims_ = false;
     markAlignment(token);
@@ -271,8 +281,10 @@ class Layout {
     alignAfterAppend(token);
     ++statementTokens_;
     opensGroup_ = commentOpen_ = false;
-    if (token.is("(") || token.is("[")) ++parens_;
-    if (token.is(")") || token.is("]")) --parens_;
+    if (token.is("(") || token.is("[")) ++parens_, brackets_ += token.text;
+    if (token.is(")") || token.is("]")) --parens_, brackets_.pop_back();
+    if (token.is(",") && (brackets_ == "(" || (brackets_.empty() && item_ != "module")))
+      lines_.back().breaks.push_back(lines_.back().text.size());
     if (token.is("{")) openGroup();
   }
 
@@ -349,7 +361,8 @@ class Layout {
   void alignAfterAppend(const Token& token) {
     const Token* last = before();
     hasDims_ |= token.is("]") && item_ == "module" && statement_ != "weight";
-    bool operandBefore = last != nullptr && (last->kind != Token::Sign || last->is(")") || last->is("]"));
+    bool operandBefore =
+        last != nullptr && (last->kind != Token::Sign || last->is(")") || last->is("]"));
     bool keywordBefore = last != nullptr && (last->is("return") || last->is("if") ||
                                              (last->is("loss") && statementTokens_ == 1));
     isUnary_ = token.is("-") && (!operandBefore || keywordBefore || inQuantities());
@@ -368,10 +381,38 @@ class Layout {
         if (newMost - newLeast > kMostPadding) break;
         least = newLeast, most = newMost;
       }
-      for (size_t i = from; i < to && lines_[from].alignKind != 0; ++i)
-        lines_[i].text.insert(lines_[i].alignAt, most - lines_[i].alignAt, ' ');
+      for (size_t i = from; i < to && lines_[from].alignKind != 0; ++i) {
+        size_t padding = most - lines_[i].alignAt;
+        lines_[i].text.insert(lines_[i].alignAt, padding, ' ');
+        for (size_t& at : lines_[i].breaks) at += at > lines_[i].alignAt ? padding : 0;
+      }
       from = to;
     }
+  }
+
+  // Breaks lines that are too long after arguments or parameters, as late as fits.
+  void wrap() {
+    std::vector<Line> wrapped;
+    for (Line& line : lines_) {
+      unsigned more = line.continues ? 0 : 4;
+      while (line.indent + line.text.size() > kColumns) {
+        size_t cut = 0;
+        for (size_t at : line.breaks)
+          if (at < line.text.size() && (cut == 0 || line.indent + at <= kColumns)) cut = at;
+        if (cut == 0) break;
+        Line rest = {
+            line.indent + more, false, line.text.substr(cut + 1), line.comment, 0, 0, {}, true};
+        for (size_t at : line.breaks)
+          if (at > cut) rest.breaks.push_back(at - cut - 1);
+        line.text.resize(cut);
+        line.comment.clear();
+        wrapped.push_back(std::move(line));
+        line = std::move(rest);
+        more = 0;
+      }
+      wrapped.push_back(std::move(line));
+    }
+    lines_ = std::move(wrapped);
   }
 
   std::string print() const {
@@ -404,6 +445,7 @@ class Layout {
   std::vector<Line> lines_;
   std::vector<Group> groups_;
   unsigned parens_ = 0;
+  std::string brackets_;              // open ones
   llvm::StringRef item_, statement_;  // the keyword of each; `model` counts as `module`
   unsigned statementTokens_ = 0;
   bool lineOpen_ = false;     // the next token may go on the last line
@@ -416,12 +458,20 @@ class Layout {
 }  // namespace
 
 std::optional<std::string> formatPlan(llvm::StringRef path, std::string text, Diagnostics& diags) {
-  uint32_t file = diags.addFile(path, std::move(text));
-  std::unique_ptr<ast::File> parsed = parseText(file, diags);
-  if (parsed == nullptr) return std::nullopt;
-  StartFinder finder;
-  finder.visit(*parsed);
-  return Layout(finder.starts).run(lex(diags.source(file)));
+  // A broken line may end a run of aligned ones: again, until nothing changes.
+  constexpr int kRounds = 4;
+  std::string result = std::move(text);
+  for (int round = 0; round < kRounds; ++round) {
+    uint32_t file = diags.addFile(path, result);
+    std::unique_ptr<ast::File> parsed = parseText(file, diags);
+    if (parsed == nullptr) return std::nullopt;
+    StartFinder finder;
+    finder.visit(*parsed);
+    std::string next = Layout(finder.starts).run(lex(diags.source(file)));
+    if (next == result) break;
+    result = std::move(next);
+  }
+  return result;
 }
 
 }  // namespace planc

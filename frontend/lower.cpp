@@ -1,5 +1,5 @@
-// Lowering, statements: dims, inputs, weights, assignments, `repeat`, `if`, `loss`, and the frame of
-// a module's two functions. @begin counts the step's valid targets; @forward computes one
+// Lowering, statements: dims, inputs, weights, assignments, `repeat`, `if`, `loss`, and the frame
+// of a module's two functions. @begin counts the step's valid targets; @forward computes one
 // microbatch's share of the loss. What is wrong gives a poisoned item, so one mistake is told once.
 // Tested by tests/unit/lower_test.cpp and tests/frontend/errors/lower*.plan.
 #include "frontend/lower.h"
@@ -14,14 +14,18 @@
 namespace planc {
 namespace lowering {
 
-static constexpr unsigned kMaxErrors = 200;    // then lowering stops looking
-static constexpr size_t kMaxDims = 1024;       // in scope at once
+static constexpr unsigned kMaxErrors = 200;  // then lowering stops looking
+static constexpr size_t kMaxDims = 1024;     // in scope at once
 static constexpr size_t kMaxVars = 1u << 14;
 static constexpr unsigned kMaxScan = 1u << 24;  // expressions looked at to find carried variables
 
 Lowering::Lowering(Module& module, const PlanSettings& settings, const Scope& scope, DimMap& dims,
                    Diagnostics& diags)
-    : module_(module), settings_(settings), scope_(scope), allDims_(dims), diags_(diags),
+    : module_(module),
+      settings_(settings),
+      scope_(scope),
+      allDims_(dims),
+      diags_(diags),
       compute_(settings.precision),
       scalar_(settings.precision == Elem::F64 ? Elem::F64 : Elem::F32),
       builder_((module.addFunction("begin"), module.addFunction("forward")->body.get())) {}
@@ -66,7 +70,8 @@ void Lowering::lower(const ast::DimDecl& decl, Loc) {
   auto size = evalInteger(*decl.size, "the size of a dim");
   // A dim of unknown size still has a name: what uses it is checked as far as that goes.
   if (size && *size < 1) {
-    error(decl.size->loc, Diag::DimSize, decl.name.text, *size).suggest("a dim has at least 1 element");
+    error(decl.size->loc, Diag::DimSize, decl.name.text, *size)
+        .suggest("a dim has at least 1 element");
     size = std::nullopt;
   } else if (size && *size > kMaxDimSize) {
     error(decl.size->loc, Diag::DimTooLarge, decl.name.text, *size, kMaxDimSize);
@@ -195,7 +200,8 @@ Item Lowering::conform(Item value, llvm::ArrayRef<Dim> dims, llvm::StringRef nam
     for (const Dim& dim : dims)
       if (!type.has(dim.name)) missing.push_back("'" + dim.name + "'");
     auto isDeclared = [&](const Dim& dim) {
-      return std::any_of(dims.begin(), dims.end(), [&](const Dim& d) { return d.name == dim.name; });
+      return std::any_of(dims.begin(), dims.end(),
+                         [&](const Dim& d) { return d.name == dim.name; });
     };
     for (const Dim& dim : type.dims)
       if (!isDeclared(dim)) extra.push_back("'" + dim.name + "'");
@@ -245,11 +251,13 @@ void Lowering::lower(const ast::Assign& assign, Loc loc) {
     const auto& dims = before->value->type.dims;
     wanted = {true, false, {dims.begin(), dims.end()}};
   }
-  if (before && !assign.isReturn && (before->kind == Item::Weight || before->kind == Item::Input ||
-                                     (before->parameter && before->isStatic()))) {
+  if (before && !assign.isReturn &&
+      (before->kind == Item::Weight || before->kind == Item::Input ||
+       (before->parameter && before->isStatic()))) {
     error(assign.name.loc, Diag::CannotAssign, name,
-          before->kind == Item::Weight ? "a weight"
-          : before->kind == Item::Input ? "an input" : "a parameter")
+          before->kind == Item::Weight  ? "a weight"
+          : before->kind == Item::Input ? "an input"
+                                        : "a parameter")
         .note(before->loc, Diag::DeclaredHere, name);
     return;
   }
@@ -258,11 +266,12 @@ void Lowering::lower(const ast::Assign& assign, Loc loc) {
   if (badDims) item = poison();
   // The value is wrong, but its dims are declared: uses are checked against them.
   auto isDense = [](const Dim& dim) { return dim.size > 0 && !dim.isRagged(); };
-  if (item.kind == Item::Poison && wanted.known && std::all_of(wanted.dims.begin(), wanted.dims.end(), isDense))
+  if (item.kind == Item::Poison && wanted.known &&
+      std::all_of(wanted.dims.begin(), wanted.dims.end(), isDense))
     item = Item::tensor(at(loc).constant(0, {compute_, wanted.dims}));
   if (item.kind == Item::Number && wanted.known)
-    item = Item::tensor(emit(OpKind::Const, {}, {compute_, wanted.dims},
-                             {{"value", item.number}}, assign.value->loc));
+    item = Item::tensor(emit(OpKind::Const, {}, {compute_, wanted.dims}, {{"value", item.number}},
+                             assign.value->loc));
   if (item.kind == Item::Weight || item.kind == Item::Input || (item.isStatic() && wanted.known))
     item = toTensor(item, assign.value->loc);
   if (item.kind == Item::Tensor && wanted.known) {
@@ -355,8 +364,10 @@ std::vector<std::string> Lowering::carriedBy(const ast::Repeat& repeat) {
     for (size_t at = isLoop ? 0 : next; at < body->size(); ++at) {
       if (scanned_ + after.scanned > kMaxScan) break;
       const ast::Stmt& stmt = (*body)[at];
-      if (const auto* assign = std::get_if<ast::Assign>(&stmt.node)) after.read(*assign->value, none);
-      else if (const auto* loss = std::get_if<ast::Loss>(&stmt.node)) after.read(*loss->value, none);
+      if (const auto* assign = std::get_if<ast::Assign>(&stmt.node))
+        after.read(*assign->value, none);
+      else if (const auto* loss = std::get_if<ast::Loss>(&stmt.node))
+        after.read(*loss->value, none);
       else if (const auto* inner = std::get_if<ast::Repeat>(&stmt.node)) {
         Flow flow;
         std::set<std::string> all;
@@ -415,6 +426,7 @@ void Lowering::lower(const ast::Repeat& repeat, Loc loc) {
   for (size_t i = 0; i < names.size(); ++i) {
     Item item = before[i];
     item.value = op->body->args()[i];
+    item.value->name = op->result(unsigned(i))->name = names[i];
     scope().names[names[i]] = item;
   }
   if (declared) lowerBody(repeat.body, true);
@@ -452,7 +464,8 @@ void Lowering::lower(const ast::If& branch, Loc) {
   if (!condition) return;
   if (condition->kind != Item::Truth) {
     error(branch.condition->loc, Diag::NotATruth)
-        .suggest("compare parameters or dims: heads == kv; or use a parameter that is true or false");
+        .suggest(
+            "compare parameters or dims: heads == kv; or use a parameter that is true or false");
     return;
   }
   lowerBody(condition->number != 0 ? branch.then : branch.otherwise, false);
@@ -463,9 +476,8 @@ void Lowering::addLoss(Value* value, bool perMicrobatch) {
   Type type{scalar_, {}};
   if (value->type.elem != scalar_) value = builder_.value(OpKind::Cast, {value}, type);
   if (perMicrobatch && settings_.microbatches > 1)
-    value = builder_.value(OpKind::Mul,
-                           {value, builder_.constant(1.0 / double(settings_.microbatches), type)},
-                           type);
+    value = builder_.value(
+        OpKind::Mul, {value, builder_.constant(1.0 / double(settings_.microbatches), type)}, type);
   builder_.create(OpKind::Accum, {value}, {}, {}, metric("loss", scalar_));
 }
 
@@ -491,15 +503,14 @@ void Lowering::lower(const ast::Loss& loss, Loc) {
   addLoss(item.value, true);
 }
 
-// The step's start: metrics to zero, valid targets counted over all microbatches. Then the schedule,
-// and a warning for each weight that nothing reads.
+// The step's start: metrics to zero, valid targets counted over all microbatches. Then the
+// schedule, and a warning for each weight that nothing reads.
 void Lowering::finish() {
   Builder begin(module_.findFunction("begin")->body.get());
   for (const auto& var : module_.vars) {
     if (var->kind != VarKind::Input || !counts_.count(var.get())) continue;
     begin.loc = var->loc;
-    Value* ids =
-        begin.create(OpKind::Read, {}, {var->type}, {}, var.get(), var->name)->result();
+    Value* ids = begin.create(OpKind::Read, {}, {var->type}, {}, var.get(), var->name)->result();
     Value* count = begin.value(OpKind::CountValid, {ids}, Type{Elem::I32, {}}, {}, "count");
     begin.write(counts_[var.get()], count);
   }

@@ -28,8 +28,8 @@ struct Override {
 // Lowers a model under a plan's settings. `dims` gets every dim seen, by name; repeats of one name
 // that follow each other in the model count together. Null after errors.
 std::unique_ptr<Module> lowerModel(const ast::Module& model, const std::vector<Override>& overrides,
-                                   const PlanSettings& settings, const Scope& scope,
-                                   DimMap& dims, Diagnostics& diags);
+                                   const PlanSettings& settings, const Scope& scope, DimMap& dims,
+                                   Diagnostics& diags);
 
 namespace lowering {
 
@@ -52,11 +52,11 @@ struct Item {
   Value* offsets = nullptr;  // Tensor with a ragged dim: where its groups start
   Variable* var = nullptr;   // Input, Weight
   std::shared_ptr<const Routing> routing;
-  double number = 0;         // Number; Truth: 0 or 1
+  double number = 0;  // Number; Truth: 0 or 1
   std::string word;
   bool fresh = true;  // made by this expression, not a variable's: an assignment may name it
   bool parameter = false;
-  Loc loc;            // where the name was declared
+  Loc loc;  // where the name was declared
 
   static Item tensor(Value* value, Value* offsets = nullptr);
   static Item ofNumber(double number);
@@ -161,8 +161,9 @@ class Lowering {
   // The arguments of a call by parameter; reports wrong ones.
   std::optional<std::vector<const ast::Arg*>> matchArgs(const ast::Expr& call,
                                                         llvm::ArrayRef<ParamName> params, Loc decl);
-  // A tensor from an item: reads a weight, makes a number a constant. Poison after an error.
-  Item toTensor(const Item& item, Loc loc);
+  // A tensor from an item: reads a weight, makes a number a constant (of `elem`, or of
+  // activations). Poison after an error.
+  Item toTensor(const Item& item, Loc loc, std::optional<Elem> elem = std::nullopt);
   Item binary(ast::ExprKind kind, const ast::Expr& expr, Item a, Item b, const Wanted& wanted);
   Item elementwise(OpKind kind, Item a, Item b, const Wanted& wanted, Loc loc);
   Item contract(Item a, Item b, const Wanted& keep, Loc loc);
@@ -216,7 +217,7 @@ class Lowering {
   Elem compute_, scalar_;  // of activations; of losses, gates, statistics and weights
   Builder builder_;
   std::vector<std::unique_ptr<Frame>> frames_;
-  std::vector<DimEntry> dims_;  // inner last
+  std::vector<DimEntry> dims_;                    // inner last
   std::map<const Variable*, std::string> vocab_;  // of inputs: the dim's name
   std::map<const Variable*, Variable*> counts_;   // of targets: valid tokens of the step
   std::set<const Variable*> read_;

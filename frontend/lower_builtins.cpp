@@ -1,5 +1,5 @@
-// Lowering, builtins: one table says what each takes (kinds, defaults, ranges), so that all argument
-// errors come from one place; then a function for each lowers the bound arguments to ops.
+// Lowering, builtins: one table says what each takes (kinds, defaults, ranges), so that all
+// argument errors come from one place; then a function for each lowers the bound arguments to ops.
 // Tested by tests/unit/lower_test.cpp and tests/frontend/errors/lower_builtins.plan.
 #include <algorithm>
 #include <cmath>
@@ -49,53 +49,95 @@ const std::vector<Builtin>& Builtin::table() {
                    }};
   };
   auto binary = [](const char* name, OpKind kind) {
-    return Builtin{name, Shape::Same, {{"a", T::Tensor}, {"b", T::Tensor}},
-                   [kind](Lowering& l, BoundArgs& a) { return l.lowerMaxMin(kind, a); }};
+    return Builtin{
+        name, Shape::Same, {{"a", T::Tensor}, {"b", T::Tensor}}, [kind](Lowering& l, BoundArgs& a) {
+          return l.lowerMaxMin(kind, a);
+        }};
   };
   static const std::vector<Builtin> builtins = {
-      unary("exp", OpKind::Exp), unary("log", OpKind::Log), unary("sqrt", OpKind::Sqrt),
-      unary("rsqrt", OpKind::Rsqrt), unary("square", OpKind::Square), unary("tanh", OpKind::Tanh),
-      unary("sigmoid", OpKind::Sigmoid), unary("relu", OpKind::Relu), unary("silu", OpKind::Silu),
-      unary("gelu", OpKind::Gelu), unary("gelu_tanh", OpKind::GeluTanh),
-      binary("max", OpKind::Max), binary("min", OpKind::Min),
-      {"rms_norm", Shape::Same,
-       {{"x", T::Tensor}, {"over", T::DimName, kNone, 0, 0, "model"},
+      unary("exp", OpKind::Exp),
+      unary("log", OpKind::Log),
+      unary("sqrt", OpKind::Sqrt),
+      unary("rsqrt", OpKind::Rsqrt),
+      unary("square", OpKind::Square),
+      unary("tanh", OpKind::Tanh),
+      unary("sigmoid", OpKind::Sigmoid),
+      unary("relu", OpKind::Relu),
+      unary("silu", OpKind::Silu),
+      unary("gelu", OpKind::Gelu),
+      unary("gelu_tanh", OpKind::GeluTanh),
+      binary("max", OpKind::Max),
+      binary("min", OpKind::Min),
+      {"rms_norm",
+       Shape::Same,
+       {{"x", T::Tensor},
+        {"over", T::DimName, kNone, 0, 0, "model"},
         {"eps", T::Number, 1e-5, 0, kInf, "", true}},
        [](Lowering& l, BoundArgs& a) { return l.lowerNorm(false, a); }},
-      {"layer_norm", Shape::Same,
-       {{"x", T::Tensor}, {"over", T::DimName, kNone, 0, 0, "model"},
+      {"layer_norm",
+       Shape::Same,
+       {{"x", T::Tensor},
+        {"over", T::DimName, kNone, 0, 0, "model"},
         {"eps", T::Number, 1e-5, 0, kInf, "", true}},
        [](Lowering& l, BoundArgs& a) { return l.lowerNorm(true, a); }},
-      {"softmax", Shape::Same, {{"x", T::Tensor}, {"over", T::DimName}},
+      {"softmax",
+       Shape::Same,
+       {{"x", T::Tensor}, {"over", T::DimName}},
        [](Lowering& l, BoundArgs& a) { return l.lowerSoftmax(a); }},
-      {"sum", Shape::Reduced, {{"x", T::Tensor}, {"over", T::DimName, kNone, 0, 0, "?"}},
+      {"sum",
+       Shape::Reduced,
+       {{"x", T::Tensor}, {"over", T::DimName, kNone, 0, 0, "?"}},
        [](Lowering& l, BoundArgs& a) { return l.lowerSum(false, a); }},
-      {"mean", Shape::Reduced, {{"x", T::Tensor}, {"over", T::DimName, kNone, 0, 0, "?"}},
+      {"mean",
+       Shape::Reduced,
+       {{"x", T::Tensor}, {"over", T::DimName, kNone, 0, 0, "?"}},
        [](Lowering& l, BoundArgs& a) { return l.lowerSum(true, a); }},
-      {"rope", Shape::Same,
-       {{"x", T::Tensor}, {"theta", T::Number, 10000, 0, kInf, "", true},
-        {"by", T::DimName, kNone, 0, 0, "width"}, {"over", T::DimName, kNone, 0, 0, "seq"},
+      {"rope",
+       Shape::Same,
+       {{"x", T::Tensor},
+        {"theta", T::Number, 10000, 0, kInf, "", true},
+        {"by", T::DimName, kNone, 0, 0, "width"},
+        {"over", T::DimName, kNone, 0, 0, "seq"},
         {"style", T::Word, 0, 0, 0, "half pairs"}},
        [](Lowering& l, BoundArgs& a) { return l.lowerRope(a); }},
-      {"attend", Shape::None,
-       {{"q", T::Tensor}, {"k", T::Tensor}, {"v", T::Tensor}, {"causal", T::Flag},
-        {"window", T::Integer, 0, 0}, {"scale", T::Number, 0, 0, kInf, "", true},
-        {"over", T::DimName, kNone, 0, 0, "seq"}, {"by", T::DimName, kNone, 0, 0, "width"}},
+      {"attend",
+       Shape::None,
+       {{"q", T::Tensor},
+        {"k", T::Tensor},
+        {"v", T::Tensor},
+        {"causal", T::Flag},
+        {"window", T::Integer, 0, 0},
+        {"scale", T::Number, 0, 0, kInf, "", true},
+        {"over", T::DimName, kNone, 0, 0, "seq"},
+        {"by", T::DimName, kNone, 0, 0, "width"}},
        [](Lowering& l, BoundArgs& a) { return l.lowerAttend(a); }},
-      {"dropout", Shape::Same, {{"x", T::Tensor}, {"rate", T::Number, kNone, 0, 1}},
+      {"dropout",
+       Shape::Same,
+       {{"x", T::Tensor}, {"rate", T::Number, kNone, 0, 1}},
        [](Lowering& l, BoundArgs& a) { return l.lowerDropout(a); }},
-      {"slice", Shape::None,
+      {"slice",
+       Shape::None,
        {{"x", T::Tensor}, {"over", T::DimName}, {"from", T::Integer, 0, 0}},
        [](Lowering& l, BoundArgs& a) { return l.lowerSlice(a); }},
-      {"route", Shape::None,
-       {{"s", T::Tensor}, {"top", T::Integer, kNone, 1}, {"balance", T::Number, 0, 0},
-        {"over", T::DimName, kNone, 0, 0, "expert"}, {"score", T::Word, 0, 0, 0, "softmax sigmoid"},
-        {"normalise", T::Flag, 1}, {"scale", T::Number, 1, 0, kInf, "", true},
-        {"capacity", T::Number, 0, 0}, {"per", T::Word, 0, 0, 0, "microbatch sequence"}},
+      {"route",
+       Shape::None,
+       {{"s", T::Tensor},
+        {"top", T::Integer, kNone, 1},
+        {"balance", T::Number, 0, 0},
+        {"over", T::DimName, kNone, 0, 0, "expert"},
+        {"score", T::Word, 0, 0, 0, "softmax sigmoid"},
+        {"normalise", T::Flag, 1},
+        {"scale", T::Number, 1, 0, kInf, "", true},
+        {"capacity", T::Number, 0, 0},
+        {"per", T::Word, 0, 0, 0, "microbatch sequence"}},
        [](Lowering& l, BoundArgs& a) { return l.lowerRoute(a); }},
-      {"dispatch", Shape::None, {{"x", T::Tensor}, {"r", T::Route}},
+      {"dispatch",
+       Shape::None,
+       {{"x", T::Tensor}, {"r", T::Route}},
        [](Lowering& l, BoundArgs& a) { return l.lowerDispatch(a); }},
-      {"combine", Shape::None, {{"o", T::Tensor}, {"r", T::Route}},
+      {"combine",
+       Shape::None,
+       {{"o", T::Tensor}, {"r", T::Route}},
        [](Lowering& l, BoundArgs& a) { return l.lowerCombine(a); }},
   };
   return builtins;
@@ -137,7 +179,8 @@ Item Lowering::callBuiltin(const Builtin& builtin, const ast::Expr& call, const 
     bound.loc = value ? value->loc : call.loc;
     bool isBareFlag = value && (*matched)[i]->key.text.empty();
     switch (param.takes) {
-      case Takes::Tensor: break;
+      case Takes::Tensor:
+        break;
       case Takes::Route: {
         Item item = eval(*value, {});
         if (item.kind == Item::Route) bound.item = item;
@@ -236,12 +279,18 @@ Item Lowering::lowerUnary(OpKind kind, BoundArgs& args) {
   if (x.kind == Item::Number) {
     double n = x.number;
     switch (kind) {
-      case OpKind::Exp: return Item::ofNumber(std::exp(n));
-      case OpKind::Log: return Item::ofNumber(std::log(n));
-      case OpKind::Sqrt: return Item::ofNumber(std::sqrt(n));
-      case OpKind::Rsqrt: return Item::ofNumber(1 / std::sqrt(n));
-      case OpKind::Square: return Item::ofNumber(n * n);
-      case OpKind::Tanh: return Item::ofNumber(std::tanh(n));
+      case OpKind::Exp:
+        return Item::ofNumber(std::exp(n));
+      case OpKind::Log:
+        return Item::ofNumber(std::log(n));
+      case OpKind::Sqrt:
+        return Item::ofNumber(std::sqrt(n));
+      case OpKind::Rsqrt:
+        return Item::ofNumber(1 / std::sqrt(n));
+      case OpKind::Square:
+        return Item::ofNumber(n * n);
+      case OpKind::Tanh:
+        return Item::ofNumber(std::tanh(n));
       default:
         error(args[0].loc, Diag::NotATensor, "a number");
         return poison();
@@ -269,8 +318,9 @@ Item Lowering::lowerNorm(bool center, BoundArgs& args) {
   Attrs attrs{{"over", over.name}, {"eps", args[2].number}};
   if (center) attrs.set("center", int64_t{1});
   const Type& type = x.value->type;
-  Op* op = at(args.call.loc).create(OpKind::Norm, {x.value},
-                                    {type, type.without(over.name).withElem(scalar_)}, attrs);
+  Op* op = at(args.call.loc)
+               .create(OpKind::Norm, {x.value}, {type, type.without(over.name).withElem(scalar_)},
+                       attrs);
   return Item::tensor(op->result(0), x.offsets);
 }
 
@@ -309,15 +359,20 @@ Item Lowering::lowerSum(bool mean, BoundArgs& args) {
     bool goes = over.name.empty() ? !args.wanted.find(dim.name) : dim.name == over.name;
     if (!goes) kept.push_back(dim);
     else if (dim.isRagged() && mean) {
-      error(loc, Diag::MeanOfRows, dim.name).suggest("how many rows a group has is known only at run time");
+      error(loc, Diag::MeanOfRows, dim.name)
+          .suggest("how many rows a group has is known only at run time");
       return poison();
     } else count *= double(dim.size);
   }
-  Item result = sumTo(x, ordered(kept, args.wanted), loc);
+  Item from = x;
+  const Type& type = x.value->type;
+  if (kept.empty() && type.elem != scalar_)  // a sum of everything is a statistic: not rounded
+    from = Item::tensor(at(loc).value(OpKind::Cast, {x.value}, type.withElem(scalar_)), x.offsets);
+  Item result = sumTo(from, ordered(kept, args.wanted), loc);
   if (!mean || result.kind == Item::Poison) return result;
-  Type type = result.value->type;
-  Value* factor = builder_.constant(1 / count, Type{type.elem, {}});
-  return Item::tensor(emit(OpKind::Mul, {result.value, factor}, type, {}, loc), result.offsets);
+  Type summed = result.value->type;
+  Value* factor = builder_.constant(1 / count, Type{summed.elem, {}});
+  return Item::tensor(emit(OpKind::Mul, {result.value, factor}, summed, {}, loc), result.offsets);
 }
 
 Item Lowering::lowerDropout(BoundArgs& args) {

@@ -1,6 +1,6 @@
-// Lowering, experts: `route`, `dispatch`, `combine`. The rows that a dispatch packs are a ragged dim
-// that its statement names; which expert they belong to is known only at run time, by the offsets
-// that travel with each tensor made of them. Tested by tests/unit/lower_test.cpp and
+// Lowering, experts: `route`, `dispatch`, `combine`. The rows that a dispatch packs are a ragged
+// dim that its statement names; which expert they belong to is known only at run time, by the
+// offsets that travel with each tensor made of them. Tested by tests/unit/lower_test.cpp and
 // tests/frontend/errors/lower_builtins.plan.
 #include <algorithm>
 #include <cmath>
@@ -49,16 +49,17 @@ Item Lowering::lowerRoute(BoundArgs& args) {
   Type choice{Elem::I32, routing->tokens};
   choice.dims.push_back(Dim{"choice", top, ""});
   if (!fits(choice, loc)) return poison();
-  Attrs attrs{{"over", over.name}, {"top", top}, {"score", args[4].word},
-              {"normalise", int64_t(args[5].number)}, {"scale", args[6].number},
-              {"balance", args[2].number}, {"per", args[8].word}, {"capacity", capacity}};
+  Attrs attrs{{"over", over.name},       {"top", top},
+              {"score", args[4].word},   {"normalise", int64_t(args[5].number)},
+              {"scale", args[6].number}, {"balance", args[2].number},
+              {"per", args[8].word},     {"capacity", capacity}};
   if (length) attrs.set("seq", "seq");
   Type offsets{Elem::I32, {Dim{"bound", over.size + 1, ""}}};
-  Op* op = at(loc).create(OpKind::Route, {s.value},
-                          {choice, choice.withElem(scalar_), choice, offsets, Type{scalar_, {}}},
-                          attrs);
-  for (auto [i, name] : {std::pair(0u, "choice"), {1u, "gate"}, {2u, "row"}, {3u, "offsets"},
-                         {4u, "penalty"}})
+  Op* op =
+      at(loc).create(OpKind::Route, {s.value},
+                     {choice, choice.withElem(scalar_), choice, offsets, Type{scalar_, {}}}, attrs);
+  for (auto [i, name] :
+       {std::pair(0u, "choice"), {1u, "gate"}, {2u, "row"}, {3u, "offsets"}, {4u, "penalty"}})
     op->result(i)->name = name;
   routing->gate = op->result(1);
   routing->row = op->result(2);
@@ -69,8 +70,8 @@ Item Lowering::lowerRoute(BoundArgs& args) {
     Type type{scalar_, {}};
     if (settings_.microbatches > 1)
       penalty = builder_.value(
-          OpKind::Mul,
-          {penalty, builder_.constant(1.0 / double(settings_.microbatches), type)}, type);
+          OpKind::Mul, {penalty, builder_.constant(1.0 / double(settings_.microbatches), type)},
+          type);
     builder_.create(OpKind::Accum, {penalty}, {}, {}, metric("penalty", scalar_));
   }
   Item item;

@@ -1,6 +1,6 @@
 // Lowering, expressions: names, numbers known when compiling, elementwise operators by name, and
-// `@`. What `@` sums follows from the dims that the statement declares: names that neither they nor a
-// later operand of the same chain have. Where that would leave a doubt, the answer is an error.
+// `@`. What `@` sums follows from the dims that the statement declares: names that neither they nor
+// a later operand of the same chain have. Where that would leave a doubt, the answer is an error.
 // Tested by tests/unit/lower_test.cpp and tests/frontend/errors/lower_expr.plan.
 #include <algorithm>
 #include <cmath>
@@ -75,13 +75,15 @@ llvm::SmallVector<Dim, 4> Lowering::dimsOf(const Item& item) const {
   return {};
 }
 
-Item Lowering::toTensor(const Item& item, Loc loc) {
+Item Lowering::toTensor(const Item& item, Loc loc, std::optional<Elem> elem) {
   switch (item.kind) {
     case Item::Poison:
-    case Item::Tensor: return item;
-    case Item::Weight: return Item::tensor(readVar(item.var, loc));
+    case Item::Tensor:
+      return item;
+    case Item::Weight:
+      return Item::tensor(readVar(item.var, loc));
     case Item::Number:
-      return Item::tensor(at(loc).constant(item.number, Type{compute_, {}}));
+      return Item::tensor(at(loc).constant(item.number, Type{elem.value_or(compute_), {}}));
     case Item::Input:
       error(loc, Diag::InputAsNumbers, item.var->name)
           .suggest("look its rows up in a table: table[" + item.var->name + "]");
@@ -92,8 +94,9 @@ Item Lowering::toTensor(const Item& item, Loc loc) {
       return poison();
     case Item::Truth:
     case Item::Word:
-      error(loc, Diag::NotATensor, item.kind == Item::Word ? "the word '" + item.word + "'"
-                                                           : std::string("true or false"));
+      error(
+          loc, Diag::NotATensor,
+          item.kind == Item::Word ? "the word '" + item.word + "'" : std::string("true or false"));
       return poison();
   }
   return poison();
@@ -152,8 +155,10 @@ std::optional<double> Lowering::evalNumber(const ast::Expr& expr) {
   auto item = evalStatic(expr);
   if (!item) return std::nullopt;
   if (item->kind == Item::Number) return item->number;
-  error(expr.loc, Diag::NotANumber, item->kind == Item::Word ? "'" + item->word + "'"
-                                    : item->number ? std::string("true") : std::string("false"));
+  error(expr.loc, Diag::NotANumber,
+        item->kind == Item::Word ? "'" + item->word + "'"
+        : item->number           ? std::string("true")
+                                 : std::string("false"));
   return std::nullopt;
 }
 
@@ -181,8 +186,12 @@ Item Lowering::evalCompare(const ast::Expr& expr) {
   bool equal = a->number == b->number && a->word == b->word, less = a->number < b->number;
   Item item;
   item.kind = Item::Truth;
-  item.number = op == "==" ? equal : op == "!=" ? !equal : op == "<" ? less
-              : op == "<=" ? less || equal : op == ">" ? !less && !equal : !less;
+  item.number = op == "=="   ? equal
+                : op == "!=" ? !equal
+                : op == "<"  ? less
+                : op == "<=" ? less || equal
+                : op == ">"  ? !less && !equal
+                             : !less;
   return item;
 }
 
@@ -201,10 +210,14 @@ Item Lowering::eval(const ast::Expr& expr, const Wanted& wanted) {
     return poison();
   }
   switch (expr.kind) {
-    case ExprKind::Number: return Item::ofNumber(expr.number);
-    case ExprKind::Name: return evalName(expr);
-    case ExprKind::Lookup: return evalLookup(expr, wanted);
-    case ExprKind::Compare: return evalCompare(expr);
+    case ExprKind::Number:
+      return Item::ofNumber(expr.number);
+    case ExprKind::Name:
+      return evalName(expr);
+    case ExprKind::Lookup:
+      return evalLookup(expr, wanted);
+    case ExprKind::Compare:
+      return evalCompare(expr);
     case ExprKind::Neg: {
       Item item = eval(*expr.args[0].value, wanted);
       if (item.kind == Item::Number) return Item::ofNumber(-item.number);
@@ -227,14 +240,16 @@ Item Lowering::eval(const ast::Expr& expr, const Wanted& wanted) {
         return poison();
       }
       if (expr.text == "concat") return lowerConcat(expr, wanted);
-      if (const Builtin* builtin = findBuiltin(expr.text)) return callBuiltin(*builtin, expr, wanted);
+      if (const Builtin* builtin = findBuiltin(expr.text))
+        return callBuiltin(*builtin, expr, wanted);
       std::vector<std::string> names = scope_.moduleNames(false);
       for (llvm::StringRef name : builtinNames()) names.push_back(name.str());
       suggestNearest(error(expr.loc, Diag::UnknownFunction, expr.text), expr.text, names,
                      "import the file that declares it, such as \"std/transformer.plan\"");
       return poison();
     }
-    default: return evalChain(expr, wanted);
+    default:
+      return evalChain(expr, wanted);
   }
 }
 
@@ -319,8 +334,11 @@ Item Lowering::binary(ExprKind kind, const ast::Expr& expr, Item a, Item b, cons
     error(expr.loc, Diag::ContractNumber).suggest("use * to scale");
     return poison();
   }
-  a = toTensor(a, expr.args[0].value->loc);
-  b = toTensor(b, expr.args[1].value->loc);
+  // A number takes the other operand's element type.
+  Loc aLoc = expr.args[0].value->loc, bLoc = expr.args[1].value->loc;
+  if (a.kind == Item::Number) b = toTensor(b, bLoc);
+  a = toTensor(a, aLoc, b.value ? b.value->type.elem : compute_);
+  b = toTensor(b, bLoc, a.value ? a.value->type.elem : compute_);
   if (a.kind == Item::Poison || b.kind == Item::Poison) return poison();
   if (kind == ExprKind::Contract) return contract(a, b, wanted, expr.loc);
   OpKind op = kind == ExprKind::Add   ? OpKind::Add

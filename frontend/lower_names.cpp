@@ -211,7 +211,8 @@ void Lowering::bindModelParameters(const ast::Module& model,
       const ast::Expr* value = given != overrides.rend() ? given->value : param.fallback.get();
       if (!value) {
         error(param.name.loc, Diag::ParameterMissing, param.name.text, model.name.text)
-            .suggest("give it in the plan: of " + model.name.text + "(" + param.name.text + " = ...)");
+            .suggest("give it in the plan: of " + model.name.text + "(" + param.name.text +
+                     " = ...)");
       } else if (auto found = evalStatic(*value, true)) {
         item = *found;
       }
@@ -223,8 +224,8 @@ void Lowering::bindModelParameters(const ast::Module& model,
   }
 }
 
-// Lowers a call of a module: its dims first (they rename), then values and tensors, evaluated in the
-// caller's names, then its body in a frame of its own.
+// Lowers a call of a module: its dims first (they rename), then values and tensors, evaluated in
+// the caller's names, then its body in a frame of its own.
 Item Lowering::callModule(const ast::Module& module, const ast::Expr& call) {
   for (const auto& caller : frames_)
     if (caller->module == &module) {
@@ -291,8 +292,8 @@ Item Lowering::callModule(const ast::Module& module, const ast::Expr& call) {
       if (item.kind == Item::Weight || item.isStatic()) item = toTensor(item, value.loc);
       bool isShaped = item.kind == Item::Tensor || item.kind == Item::Input;
       if (isShaped && wanted[i].known) {
-        const Type type = item.kind == Item::Tensor ? item.value->type
-                                                    : item.var->slice(item.var->stack);
+        const Type type =
+            item.kind == Item::Tensor ? item.value->type : item.var->slice(item.var->stack);
         bool same = type.dims.size() == wanted[i].dims.size();
         for (const Dim& dim : wanted[i].dims) same &= type.has(dim.name);
         if (!same) {

@@ -1,5 +1,5 @@
-// Lowering, builtins with a rule of their own for dims: `rope`, `attend`, `concat`, `slice`, and the
-// loss over targets. Tested by tests/unit/lower_test.cpp and
+// Lowering, builtins with a rule of their own for dims: `rope`, `attend`, `concat`, `slice`, and
+// the loss over targets. Tested by tests/unit/lower_test.cpp and
 // tests/frontend/errors/lower_builtins.plan.
 #include <algorithm>
 #include <cmath>
@@ -22,10 +22,10 @@ Item Lowering::lowerRope(BoundArgs& args) {
     error(args.call.loc, Diag::RopeOdd, by.name, by.size).suggest("give it an even size");
     return poison();
   }
-  return Item::tensor(emit(OpKind::Rope, {x.value}, x.value->type,
-                           {{"seq", over.name}, {"by", by.name}, {"theta", args[1].number},
-                            {"style", args[4].word}},
-                           args.call.loc));
+  return Item::tensor(emit(
+      OpKind::Rope, {x.value}, x.value->type,
+      {{"seq", over.name}, {"by", by.name}, {"theta", args[1].number}, {"style", args[4].word}},
+      args.call.loc));
 }
 
 // q[batch, seq, head, width], k[batch, seq, kv, width], v[batch, seq, kv, width or its own dim].
@@ -46,7 +46,7 @@ Item Lowering::lowerAttend(BoundArgs& args) {
     if (!k.has(dim.name)) heads.push_back(dim);
   for (const Dim& dim : k.dims)
     if (!q.has(dim.name)) kvs.push_back(dim);
-  bool shaped = heads.size() <= 1 && kvs.size() <= 1 && !(heads.empty() && !kvs.empty());
+  bool shaped = heads.size() <= 1 && heads.size() == kvs.size();
   for (const Dim& dim : k.dims) shaped &= v.has(dim.name) || dim.name == by.name;
   for (const Dim& dim : v.dims)
     if (!k.has(dim.name)) own.push_back(dim);
@@ -54,20 +54,21 @@ Item Lowering::lowerAttend(BoundArgs& args) {
   for (const Dim& dim : own) shaped &= !q.has(dim.name);
   if (!shaped) {
     error(loc, Diag::AttendShapes, dimList(q.dims), dimList(k.dims), dimList(v.dims))
-        .suggest("as in q[batch, seq, head, width], k[batch, seq, kv, width], "
-                 "v[batch, seq, kv, width]");
+        .suggest(
+            "as in q[batch, seq, head, width], k[batch, seq, kv, width], "
+            "v[batch, seq, kv, width]; one head for all queries is a kv of size 1");
     return poison();
   }
-  if (!heads.empty() && !kvs.empty() && heads[0].size % kvs[0].size) {
-    Message& message = error(loc, Diag::HeadsPerKv, heads[0].name, heads[0].size, kvs[0].name,
-                             kvs[0].size);
+  if (!heads.empty() && heads[0].size % kvs[0].size) {
+    Message& message =
+        error(loc, Diag::HeadsPerKv, heads[0].name, heads[0].size, kvs[0].name, kvs[0].size);
     if (const DimEntry* entry = findDim(kvs[0].name))
       message.note(entry->loc, Diag::DeclaredHere, kvs[0].name);
     std::string legal;
     for (int64_t n = 1; n <= heads[0].size && n <= 1024; ++n)
       if (heads[0].size % n == 0) legal += (legal.empty() ? "" : ", ") + std::to_string(n);
-    message.suggest("each kv head serves the same number of heads: '" + kvs[0].name +
-                    "' may be " + legal);
+    message.suggest("each kv head serves the same number of heads: '" + kvs[0].name + "' may be " +
+                    legal);
     return poison();
   }
   Type result{compute_, {}};
@@ -77,8 +78,10 @@ Item Lowering::lowerAttend(BoundArgs& args) {
   }
   result.dims = ordered(result.dims, args.wanted);
   Attrs attrs{{"seq", seq.name}, {"by", by.name}};
-  if (!heads.empty()) attrs.set("head", heads[0].name);
-  if (!kvs.empty()) attrs.set("kv", kvs[0].name);
+  if (!heads.empty()) {
+    attrs.set("head", heads[0].name);
+    attrs.set("kv", kvs[0].name);
+  }
   if (args[3].number != 0) attrs.set("causal", int64_t{1});
   if (args[4].number > 0) attrs.set("window", int64_t(args[4].number));
   attrs.set("scale", args[5].given ? args[5].number : 1 / std::sqrt(double(by.size)));
@@ -170,15 +173,15 @@ Item Lowering::lowerSlice(BoundArgs& args) {
   }
   int64_t from = int64_t(args[2].number);
   if (from + parts[0].size > over.size) {
-    error(loc, Diag::SliceRange, parts[0].name, from, from + parts[0].size - 1, over.name, over.size);
+    error(loc, Diag::SliceRange, parts[0].name, from, from + parts[0].size - 1, over.name,
+          over.size);
     return poison();
   }
   Type type = x.value->type;
   type.dims[size_t(type.find(over.name))] = parts[0];
-  return Item::tensor(
-      emit(OpKind::Slice, {x.value}, type,
-           {{"over", over.name}, {"part", parts[0].name}, {"offset", from}}, loc),
-      x.offsets);
+  return Item::tensor(emit(OpKind::Slice, {x.value}, type,
+                           {{"over", over.name}, {"part", parts[0].name}, {"offset", from}}, loc),
+                      x.offsets);
 }
 
 Variable* Lowering::countOf(Variable* targets) {
@@ -227,8 +230,8 @@ Value* Lowering::lowerCrossEntropy(const ast::Expr& call) {
   if (args[2] && args[2]->value->kind == ast::ExprKind::Name)
     if (auto dim = dimNamed({args[2]->value->text, args[2]->value->loc})) over = dim->name;
   if (own[0].name != vocab || over != vocab) {
-    error(call.loc, Diag::CrossEntropyVocab, over != vocab ? over : own[0].name,
-          targets.var->name, vocab)
+    error(call.loc, Diag::CrossEntropyVocab, over != vocab ? over : own[0].name, targets.var->name,
+          vocab)
         .note(targets.var->loc, Diag::DeclaredHere, targets.var->name);
     return nullptr;
   }

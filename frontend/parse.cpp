@@ -18,20 +18,22 @@
 namespace planc {
 namespace {
 
+using antlr4::Token;
 using grammar::PlanLexer;
 using grammar::PlanParser;
-using antlr4::Token;
 using TokenList = std::vector<std::unique_ptr<Token>>;
 
-constexpr unsigned kMaxChain = 1000;         // operators in one expression
-constexpr unsigned kMaxSyntaxErrors = 20;    // in one file
+constexpr unsigned kMaxChain = 1000;       // operators in one expression
+constexpr unsigned kMaxSyntaxErrors = 20;  // in one file
 
 constexpr llvm::StringRef kItems[] = {"import", "device", "cluster", "module", "model", "plan"};
 
 // Words that are never names.
 constexpr const char* kReserved[] = {"import", "device", "cluster", "module", "plan", "dim",
                                      "input",  "weight", "repeat",  "if",     "else", "return"};
-bool isReserved(llvm::StringRef word) { return llvm::is_contained(kReserved, word); }
+bool isReserved(llvm::StringRef word) {
+  return llvm::is_contained(kReserved, word);
+}
 
 Loc locOf(uint32_t file, const Token* token) {
   bool end = token->getType() == Token::EOF;
@@ -154,8 +156,8 @@ class Recovery : public antlr4::DefaultErrorStrategy {
     if (isFirstOfLine(in)) endErrorCondition(parser);
     reportError(parser, antlr4::InputMismatchException(parser));
     // A declaration here means that a `}` is missing: the loop ends.
-    if (llvm::is_contained(kItems, textOf(in.LT(1)))) return;
-    if (in.LA(1) != Token::EOF && textOf(in.LT(1)) != "{") in.consume();
+    if (in.LA(1) == Token::EOF || llvm::is_contained(kItems, textOf(in.LT(1)))) return;
+    if (textOf(in.LT(1)) != "{") in.consume();
     skip(parser);
     sync(parser);
   }
@@ -231,11 +233,11 @@ class Recovery : public antlr4::DefaultErrorStrategy {
                         ? parser->getTokenStream()->get(found->getTokenIndex() - 1)
                         : nullptr;
     bool many = wanted.empty() || wanted.size() > 5;
-    Message& message =
-        many && before != nullptr
-            ? diags_.report(loc, Diag::Unexpected, describe(found), textOf(before))
-            : diags_.report(loc, Diag::Expected, join(wanted), describe(found));
-    if (found->getType() == Token::EOF || llvm::is_contained(kItems, textOf(found)))
+    Message& message = many && before != nullptr
+                           ? diags_.report(loc, Diag::Unexpected, describe(found), textOf(before))
+                           : diags_.report(loc, Diag::Expected, join(wanted), describe(found));
+    bool wantsClosing = llvm::is_contained(wanted, "')'") || llvm::is_contained(wanted, "']'");
+    if (found->getType() == Token::EOF || llvm::is_contained(kItems, textOf(found)) || wantsClosing)
       noteOpenBracket(*parser->getTokenStream(), found, message);
     if (found->getType() == Token::EOF) {
       return;
@@ -256,7 +258,8 @@ class Recovery : public antlr4::DefaultErrorStrategy {
     if (found->getTokenIndex() == 0 || !llvm::is_contained(wanted, "'='")) return "";
     Token* before = in.get(found->getTokenIndex() - 1);
     if (before->getType() != PlanLexer::IDENT) return "";
-    return nearest(textOf(before), {"dim", "input", "weight", "repeat", "if", "else", "return", "loss"});
+    return nearest(textOf(before),
+                   {"dim", "input", "weight", "repeat", "if", "else", "return", "loss"});
   }
 
   // What is expected as a user would say it; `keywords` gets those among it.
@@ -323,7 +326,8 @@ class Recovery : public antlr4::DefaultErrorStrategy {
       if (word == "(" || word == "[" || word == "{") open.push_back(in.get(i));
       if ((word == ")" || word == "]" || word == "}") && !open.empty()) open.pop_back();
     }
-    if (!open.empty()) message.note(locOf(file_, open.back()), Diag::OpenedHere, textOf(open.back()));
+    if (!open.empty() && open.back()->getLine() < found->getLine())
+      message.note(locOf(file_, open.back()), Diag::OpenedHere, textOf(open.back()));
   }
 
   uint32_t file_;
@@ -403,9 +407,11 @@ class AstBuilder {
     ast::Quantity result;
     result.value = number(ctx->NUMBER()->getSymbol());
     if (hasSign(ctx, "-")) result.value = -result.value;
-    for (auto* part : ctx->IDENT()) result.unit += (result.unit.empty() ? "" : "/") + part->getText();
+    for (auto* part : ctx->IDENT())
+      result.unit += (result.unit.empty() ? "" : "/") + part->getText();
     result.loc = loc(ctx);
-    result.loc.length = uint32_t(ctx->getStop()->getStopIndex() - ctx->getStart()->getStartIndex() + 1);
+    result.loc.length =
+        uint32_t(ctx->getStop()->getStopIndex() - ctx->getStart()->getStartIndex() + 1);
     return result;
   }
   std::vector<ast::Quantity> quantities(const std::vector<PlanParser::QuantityContext*>& list) {
@@ -476,7 +482,8 @@ class AstBuilder {
     if (auto* leaf = ctx->NUMBER()) {
       ast::ExprPtr result = make(ast::ExprKind::Number, loc(ctx), leaf->getText());
       result->number = number(leaf->getSymbol());
-      result->isInteger = llvm::StringRef(result->text).find_first_of(".eE") == llvm::StringRef::npos;
+      result->isInteger =
+          llvm::StringRef(result->text).find_first_of(".eE") == llvm::StringRef::npos;
       return result;
     }
     if (ctx->ident() == nullptr) return expr(ctx->expr());
@@ -559,10 +566,8 @@ class AstBuilder {
     }
     ast::If result{condition(conditions[i]), {}, {}};
     block(blocks[i], result.then);
-    if (i + 1 < conditions.size())
-      ifStatement(ctx, i + 1, result.otherwise);
-    else if (i + 1 < blocks.size())
-      block(blocks[i + 1], result.otherwise);
+    if (i + 1 < conditions.size()) ifStatement(ctx, i + 1, result.otherwise);
+    else if (i + 1 < blocks.size()) block(blocks[i + 1], result.otherwise);
     out.push_back({i == 0 ? loc(ctx) : loc(conditions[i]), std::move(result)});
   }
 
@@ -588,7 +593,8 @@ class AstBuilder {
   ast::Cluster cluster(PlanParser::ClusterContext* ctx) {
     ast::Cluster result{ident(ctx->ident()), {}};
     for (auto* c : ctx->level()) {
-      ast::Cluster::Level level{ident(c->ident(0)), quantity(c->quantity()), ident(c->ident(1)), {}};
+      ast::Cluster::Level level{
+          ident(c->ident(0)), quantity(c->quantity()), ident(c->ident(1)), {}};
       for (auto* e : c->levelEntry())
         level.entries.push_back({ident(e->ident()), quantity(e->quantity())});
       result.levels.push_back(std::move(level));
@@ -606,7 +612,8 @@ class AstBuilder {
       param.name = names.front();
       if (c->getStart()->getText() == "dim") {
         param.kind = ast::Param::DimName;
-        if (names.size() > 1) param.fallback = make(ast::ExprKind::Name, names[1].loc, names[1].text);
+        if (names.size() > 1)
+          param.fallback = make(ast::ExprKind::Name, names[1].loc, names[1].text);
       } else if (hasSign(c, "[")) {
         param.kind = ast::Param::Tensor;
         param.dims.assign(names.begin() + 1, names.end());
@@ -648,8 +655,8 @@ class AstBuilder {
       out.push_back({at, ast::Place{idents(c->ident(), 0, axes), ident(c->ident(axes))}});
     } else if (auto* c = ctx->microbatches()) {
       bool automatic = c->quantity() == nullptr;
-      out.push_back({at, ast::Microbatches{automatic, automatic ? ast::Quantity()
-                                                                : quantity(c->quantity())}});
+      out.push_back({at, ast::Microbatches{automatic,
+                                           automatic ? ast::Quantity() : quantity(c->quantity())}});
     } else if (auto* c = ctx->precision()) {
       ast::Precision precision{ident(c->ident()), {}};
       for (auto* e : c->precisionEntry())
@@ -670,10 +677,8 @@ class AstBuilder {
   // `heads across` after `context by ring within node` is a further method of axis `context`.
   ast::Target target(PlanParser::TargetContext* ctx, const std::vector<ast::Target>& before) {
     ast::Target result;
-    if (ctx->ident() != nullptr)
-      result.axis = ident(ctx->ident());
-    else if (!before.empty())
-      result.axis = before.back().axis;
+    if (ctx->ident() != nullptr) result.axis = ident(ctx->ident());
+    else if (!before.empty()) result.axis = before.back().axis;
     if (auto* c = ctx->method()) {
       result.method = ident(c->ident());
       operators_ = 0;
@@ -719,10 +724,8 @@ std::unique_ptr<ast::File> parseText(uint32_t file, Diagnostics& diags) {
   AstBuilder builder(file, diags);
   while (stream.LA(1) != Token::EOF) {
     PlanParser::ItemContext* item = parser.item();
-    if (diags.errors() == errorsBefore)
-      result->items.push_back(builder.item(item));
-    else if (recovery->inErrorRecoveryMode(&parser))
-      recovery->skipToItem(&parser);
+    if (diags.errors() == errorsBefore) result->items.push_back(builder.item(item));
+    else if (recovery->inErrorRecoveryMode(&parser)) recovery->skipToItem(&parser);
   }
   return diags.errors() == errorsBefore ? std::move(result) : nullptr;
 }

@@ -92,7 +92,8 @@ class Reader {
     if (auto at = llvm::find(open_, key); at != open_.end()) {
       std::string cycle;
       for (; at != open_.end(); ++at) cycle += llvm::sys::path::filename(*at).str() + " -> ";
-      diags_.report(import.loc, Diag::ImportCycle, path, cycle + llvm::sys::path::filename(key).str());
+      diags_.report(import.loc, Diag::ImportCycle, path,
+                    cycle + llvm::sys::path::filename(key).str());
       return;
     }
     if (diags_.paths().size() >= kMaxFiles || open_.size() >= kMaxDepth) {

@@ -80,10 +80,8 @@ class Verifier {
     Diagnostics diags;
     auto files = readPlanText(path_, std::string(firstLine - 1, '\n') + text.str(), diags);
     if (!diags.failed()) {
-      if (compile)
-        compilePlan(files, options, diags);
-      else
-        checkPlans(files, options, diags);
+      if (compile) compilePlan(files, options, diags);
+      else checkPlans(files, options, diags);
     }
     for (const Message& message : diags.messages()) compare(message, expected);
     for (const Expectation& e : expected)

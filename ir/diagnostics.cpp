@@ -94,7 +94,10 @@ std::string nearest(llvm::StringRef word, llvm::ArrayRef<std::string> names) {
   std::string best;
   unsigned bestDistance = unsigned(std::max<size_t>(1, (word.size() + 1) / 3)) + 1;
   for (const std::string& candidate : names) {
-    unsigned distance = word.edit_distance(candidate, true, bestDistance);
+    // Letters in another order are one slip of the hand.
+    bool isSwapped = word.size() == candidate.size() && word.size() > 2 &&
+                     std::is_permutation(word.begin(), word.end(), candidate.begin());
+    unsigned distance = isSwapped ? 0 : word.edit_distance(candidate, true, bestDistance);
     if (distance < bestDistance && candidate != word) {
       best = candidate;
       bestDistance = distance;

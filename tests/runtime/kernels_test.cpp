@@ -98,7 +98,7 @@ const std::vector<Case>& cases() {
       {"weight_grad", K::Einsum, {"f[b 3, s 20, m 48]", "f[b 3, s 20, f 40]"}, {"f[m 48, f 40]"}, {},
        {}, Option::Accumulates},
       {"head", K::Einsum, {"f[b 3, s 20, m 48]", "f[v 65, m 48]"}, {"f[b 3, s 20, v 65]"}},
-      {"big", K::Einsum, {"f[s 600, m 500]", "f[m 500, f 800]"}, {"f[s 600, f 800]"}},
+      {"big", K::Einsum, {"f[s 270, m 400]", "f[m 400, f 90]"}, {"f[s 270, f 90]"}},
       {"batched", K::Einsum, {"f[b 6, s 16, m 24]", "f[b 6, m 24, f 20]"}, {"f[b 6, s 16, f 20]"}},
       {"scores", K::Einsum, {"f[b 2, s 20, h 4, w 8]", "f[b 2, t 24, h 4, w 8]"},
        {"f[b 2, h 4, s 20, t 24]"}},
@@ -173,13 +173,35 @@ const std::vector<Case>& cases() {
        {"f[b 2, s 70, h 6, u 12]", "g[b 2, s 70, h 6]"},
        {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "k"}, {"scale", 0.5}, {"causal", int64_t{1}},
         {"window", int64_t{20}}}},
-      {"attend_long", K::Attend, {"f[s 1100, w 8]", "f[s 1100, w 8]", "f[s 1100, w 8]"},
-       {"f[s 1100, w 8]", "g[s 1100]"},
+      {"attend_long", K::Attend, {"f[s 560, w 4]", "f[s 560, w 4]", "f[s 560, w 4]"},
+       {"f[s 560, w 4]", "g[s 560]"},
        {{"seq", "s"}, {"by", "w"}, {"scale", 4.0}, {"causal", int64_t{1}}}},
       {"attend_one_key_head", K::Attend, {"f[b 2, s 30, h 3, w 8]", "f[b 2, s 30, w 8]",
                                           "f[b 2, s 30, w 8]"},
        {"f[b 2, s 30, h 3, w 8]", "g[b 2, s 30, h 3]"},
        {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"scale", 0.5}, {"window", int64_t{9}}}},
+      {"attend_grad", K::AttendGrad,
+       {"f[b 2, s 140, h 2, w 16]", "f[b 2, s 140, h 2, w 16]", "f[b 2, s 140, h 2, w 16]",
+        "f[b 2, s 140, h 2, w 16]", "g[b 2, s 140, h 2]", "f[b 2, s 140, h 2, w 16]"},
+       {"f[b 2, s 140, h 2, w 16]", "f[b 2, s 140, h 2, w 16]", "f[b 2, s 140, h 2, w 16]"},
+       {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "h"}, {"scale", 0.5}, {"causal", int64_t{1}}},
+       {}, Option::Plain, 2},
+      {"attend_grad_grouped", K::AttendGrad,
+       {"f[b 2, s 70, h 6, w 8]", "f[b 2, s 70, k 2, w 8]", "f[b 2, s 70, k 2, u 12]",
+        "f[b 2, s 70, h 6, u 12]", "g[b 2, s 70, h 6]", "f[b 2, s 70, h 6, u 12]"},
+       {"f[b 2, s 70, h 6, w 8]", "f[b 2, s 70, k 2, w 8]", "f[b 2, s 70, k 2, u 12]"},
+       {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "k"}, {"scale", 0.5}, {"causal", int64_t{1}},
+        {"window", int64_t{20}}}, {}, Option::Plain, 2},
+      {"attend_grad_one_key_head", K::AttendGrad,
+       {"f[b 2, s 30, h 3, w 8]", "f[b 2, s 30, w 8]", "f[b 2, s 30, w 8]",
+        "f[b 2, s 30, h 3, w 8]", "g[b 2, s 30, h 3]", "f[b 2, s 30, h 3, w 8]"},
+       {"f[b 2, s 30, h 3, w 8]", "f[b 2, s 30, w 8]", "f[b 2, s 30, w 8]"},
+       {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"scale", 0.5}}, {}, Option::Plain, 2},
+      {"attend_grad_long", K::AttendGrad,
+       {"f[s 560, w 4]", "f[s 560, w 4]", "f[s 560, w 4]", "f[s 560, w 4]", "g[s 560]",
+        "f[s 560, w 4]"},
+       {"f[s 560, w 4]", "f[s 560, w 4]", "f[s 560, w 4]"},
+       {{"seq", "s"}, {"by", "w"}, {"scale", 0.5}, {"causal", int64_t{1}}}, {}, Option::Plain, 2},
       {"dropout", K::Dropout, {"f[a 31, c 70]"}, {"f[a 31, c 70]"},
        {{"rate", 0.3}, {"site", "layer.drop"}}},
 
@@ -196,6 +218,16 @@ const std::vector<Case>& cases() {
        {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]", "i[b 3, s 40, k 2]", "i[bound 9]", "g[]"},
        {{"over", "e"}, {"seq", "s"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"capacity", 0.9},
         {"scale", 2.5}, {"balance", 0.01}, {"per", "sequence"}}},
+      {"route_grad", K::RouteGrad,
+       {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]", "i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]", "g[]"},
+       {"f[b 3, s 40, e 8]"},
+       {{"over", "e"}, {"seq", "s"}, {"top", int64_t{2}}, {"score", "softmax"}, {"normalise", int64_t{1}},
+        {"balance", 0.1}}},
+      {"route_grad_capacity", K::RouteGrad,
+       {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]", "i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]", "g[]"},
+       {"f[b 3, s 40, e 8]"},
+       {{"over", "e"}, {"seq", "s"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"capacity", 0.9},
+        {"scale", 2.5}, {"balance", 0.1}, {"per", "sequence"}, {"normalise", int64_t{1}}}},
       {"dispatch", K::Dispatch, {"f[b 3, s 20, m 24]", "i[b 3, s 20, k 2]", "i[bound 9]"},
        {"f[e 8, r 130~e, m 24]"}, {{"over", "e"}}, {"", "rows 130", "all 110"}},
       {"dispatch_grad", K::DispatchGrad, {"f[e 8, r 130~e, m 24]", "i[b 3, s 20, k 2]"},
@@ -358,6 +390,11 @@ double toleranceOf(Elem elem, const Type& result) {
   return elem == Elem::BF16 ? 1.2e-2 : 2e-5;
 }
 
+std::vector<Type> typesOf(const Op& op) {
+  if (op.var != nullptr) return {op.var->type};
+  return resultTypes(op);
+}
+
 struct Outcome {
   std::vector<std::unique_ptr<Buffer>> results;
 };
@@ -379,7 +416,7 @@ Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vecto
   }
   Outcome outcome;
   std::vector<void*> to;
-  for (const Type& type : resultTypes(op)) {
+  for (const Type& type : typesOf(op)) {
     outcome.results.push_back(std::make_unique<Buffer>(type));
     if (op.var != nullptr) outcome.results.back()->set(before);
     if (inPlace && to.empty()) {
@@ -397,7 +434,23 @@ Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vecto
 }
 
 // The forward results that a gradient op reads must fit its other operands.
-void makeConsistent(const Case& test, const Op& op, std::vector<Array>& in) {
+void makeConsistent(const Case& test, Bench& bench, std::vector<Array>& in) {
+  const Op& op = *bench.op;
+  auto forward = [&](OpKind kind, unsigned operands, llvm::ArrayRef<Type> results) {
+    const Op* made =
+        Builder(bench.block).create(kind, op.operands().take_front(operands), results, op.attrs);
+    return referenceOp(*made, {in.begin(), in.begin() + operands}, {});
+  };
+  if (test.kind == OpKind::AttendGrad) {
+    auto made = forward(OpKind::Attend, 3, {op.operand(3)->type, op.operand(4)->type});
+    in[3] = made[0], in[4] = made[1];
+  }
+  if (test.kind == OpKind::RouteGrad) {
+    Type scalar{Elem::F64, {}}, bound{Elem::I32, {{"bound", op.operand(0)->type.size("e") + 1, ""}}};
+    auto made = forward(OpKind::Route, 1, {op.operand(1)->type, op.operand(3)->type,
+                                           op.operand(2)->type, bound, scalar});
+    in[1] = made[0], in[2] = made[2];
+  }
   auto clampAll = [&](size_t i, double low, double high) {
     for (double& x : in[i]) x = std::clamp(x, low, high);
   };
@@ -409,7 +462,6 @@ void makeConsistent(const Case& test, const Op& op, std::vector<Array>& in) {
   if (test.kind == OpKind::Dispatch) {
     for (size_t i = 1; i < in[2].size(); ++i) in[2][i] = double(usedRows(in[1]));
   }
-  (void)op;
 }
 
 void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_t microbatch) {
@@ -426,7 +478,7 @@ void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_
     rounded.set(randomValues(test, type, fill, seedOf(test, order) + i));
     in.push_back(rounded.get());
   }
-  makeConsistent(test, op, in);
+  makeConsistent(test, bench, in);
   for (unsigned i = 0; i < in.size(); ++i) {
     Buffer rounded(op.operand(i)->type);
     rounded.set(in[i]);
@@ -438,8 +490,10 @@ void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_
   context.step = 5;
   context.microbatch = microbatch;
   context.iteration = iteration;
-  std::vector<Array> wanted = referenceOp(op, in, context);
-  std::vector<Type> types = resultTypes(op);
+  // The reference leaves adding to variables to its caller.
+  std::vector<Array> wanted =
+      test.kind == OpKind::Accum ? in : referenceOp(op, in, context);
+  std::vector<Type> types = typesOf(op);
   Array before;
   if (accumulates) {
     Buffer rounded(types[0]);
@@ -492,6 +546,129 @@ TEST_P(Kernels, MatchReference) {
     }
   }
 }
+
+// A body of its own for `fused`: what the helpers below put into it.
+struct FusedBench : Bench {
+  std::vector<Type> operands;
+  Op* make(std::vector<Type> types, std::vector<Type> results,
+           const std::function<llvm::SmallVector<Value*>(Builder&, llvm::ArrayRef<Value*>)>& fill,
+           Variable* var = nullptr) {
+    operands = std::move(types);
+    llvm::SmallVector<Value*, 6> values;
+    for (const Type& type : operands) values.push_back(block->addArg(type, "x"));
+    op = Builder(block).create(OpKind::Fused, values, results, {{"first", int64_t{1}}}, var);
+    op->body = std::make_unique<Block>(module, op);
+    llvm::SmallVector<Value*, 6> args;
+    for (const Type& type : operands) args.push_back(op->body->addArg(type, "x"));
+    Builder body(op->body.get());
+    body.create(OpKind::Yield, fill(body, args), {});
+    return op;
+  }
+};
+
+// Runs a fused op on 1 and 3 threads against the body's value by the reference.
+void checkFused(FusedBench& bench, Elem elem, const std::vector<Array>& wantedOfVar = {}) {
+  std::vector<Array> in;
+  Case test{"fused", OpKind::Fused, {}, {}};
+  for (const Type& type : bench.operands) {
+    Buffer rounded(type);
+    rounded.set(randomValues(test, type, "", 31 + in.size()));
+    in.push_back(rounded.get());
+  }
+  std::vector<Array> wanted = wantedOfVar.empty() ? referenceOp(*bench.op, in, {}) : wantedOfVar;
+  auto one = makeCpuDevice(1), three = makeCpuDevice(3);
+  Array before(size_t(typesOf(*bench.op)[0].elements()), 0.5);
+  Outcome a = runOnce(test, *one, *bench.op, in, before, {}, false);
+  Outcome b = runOnce(test, *three, *bench.op, in, before, {}, false);
+  ASSERT_EQ(a.results.size(), wanted.size());
+  for (size_t r = 0; r < wanted.size(); ++r) {
+    EXPECT_TRUE(a.results[r]->sameBits(*b.results[r]));
+    Array got = a.results[r]->get();
+    double most = 0.5;
+    for (double x : wanted[r]) most = std::max(most, std::abs(x));
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_NEAR(got[i], wanted[r][i], 2 * toleranceOf(elem, typesOf(*bench.op)[r]) * most)
+          << "result " << r << " element " << i;
+    }
+  }
+}
+
+class Fused : public testing::TestWithParam<Elem> {};
+
+TEST_P(Fused, Chain) {
+  Elem elem = GetParam();
+  Type x = parseType("f[b 4, s 30, m 72]", elem), bias = parseType("f[m 72]", elem);
+  Type scale = parseType("g[b 4, s 30]", elem), scalar = parseType("g[]", elem);
+  FusedBench bench;
+  bench.make({x, bias, scale, scalar}, {x, x}, [](Builder& body, llvm::ArrayRef<Value*> in) {
+    Value* half = body.constant(0.5, {in[3]->type.elem, {}});
+    Value* biased = body.elementwise(OpKind::Add, {in[0], in[1]});
+    Value* active = body.elementwise(OpKind::Gelu, {biased});
+    Value* scaled = body.elementwise(OpKind::Mul, {active, in[2]});
+    Value* moved = body.elementwise(OpKind::Sub, {scaled, in[3]});
+    return llvm::SmallVector<Value*>{body.elementwise(OpKind::Mul, {moved, half}), biased};
+  });
+  checkFused(bench, elem);
+}
+
+TEST_P(Fused, EndsInSum) {
+  Elem elem = GetParam();
+  Type x = parseType("f[b 40, s 30, m 72]", elem), y = parseType("g[m 72]", elem);
+  for (const char* kept : {"g[m 72]", "g[b 40, s 30]", "g[]", "g[s 30, m 72]"}) {
+    FusedBench bench;
+    Type sum = parseType(kept, elem);
+    bench.make({x, x, y}, {x, sum}, [&](Builder& body, llvm::ArrayRef<Value*> in) {
+      Value* product = body.elementwise(OpKind::Mul, {in[0], in[1]});
+      Value* scaled = body.elementwise(OpKind::Mul, {product, in[2]});
+      return llvm::SmallVector<Value*>{scaled, body.value(OpKind::Sum, {product}, sum)};
+    });
+    checkFused(bench, elem);
+  }
+}
+
+TEST_P(Fused, SumsIntoVariable) {
+  Elem elem = GetParam();
+  for (bool yields : {false, true}) {
+    FusedBench bench;
+    Type x = parseType("f[b 40, s 30, m 72]", elem);
+    Variable variable;
+    variable.name = "grad";
+    variable.type = parseType("g[m 72]", elem);
+    bench.make({x, x}, {}, [&](Builder& body, llvm::ArrayRef<Value*> in) {
+      Value* product = body.elementwise(OpKind::Mul, {in[0], in[1]});
+      Value* sum = body.value(OpKind::Sum, {product}, variable.type);
+      return yields ? llvm::SmallVector<Value*>{sum} : llvm::SmallVector<Value*>{};
+    }, bench.module.addVar(variable));
+    FusedBench plain;
+    plain.make({x, x}, {variable.type}, [&](Builder& body, llvm::ArrayRef<Value*> in) {
+      Value* product = body.elementwise(OpKind::Mul, {in[0], in[1]});
+      return llvm::SmallVector<Value*>{body.value(OpKind::Sum, {product}, variable.type)};
+    });
+    std::vector<Array> in;
+    for (uint64_t salt : {31, 32}) {
+      Buffer rounded(x);
+      rounded.set(randomValues({"fused", OpKind::Fused, {}, {}}, x, "", salt));
+      in.push_back(rounded.get());
+    }
+    checkFused(bench, elem, referenceOp(*plain.op, in, {}));
+  }
+}
+
+// A result with fewer dims than the op's others, and a chain over few elements.
+TEST_P(Fused, SmallerResult) {
+  Elem elem = GetParam();
+  Type x = parseType("f[b 40, s 3, m 5]", elem), row = parseType("g[s 3]", elem);
+  FusedBench bench;
+  bench.make({row, x}, {row, x}, [](Builder& body, llvm::ArrayRef<Value*> in) {
+    Value* squared = body.elementwise(OpKind::Square, {in[0]});
+    Value* product = body.elementwise(OpKind::Mul, {in[1], squared});
+    return llvm::SmallVector<Value*>{squared, product};
+  });
+  checkFused(bench, elem);
+}
+
+INSTANTIATE_TEST_SUITE_P(Elems, Fused, testing::Values(Elem::F32, Elem::BF16, Elem::F64),
+                         [](const auto& info) { return name(info.param).str(); });
 
 INSTANTIATE_TEST_SUITE_P(Ops, Kernels, testing::ValuesIn(cases()),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -1,0 +1,23 @@
+# lit over the text tests: each file says in RUN lines how it is checked. Run one folder alone with
+# `ctest -R lit` or `lit tests/passes` and PLANC_BINARY_DIR set.
+import os
+import lit.formats
+
+config.name = "planc"
+config.test_format = lit.formats.ShTest(execute_external=False)
+config.suffixes = [".ir", ".test", ".plan"]
+config.excludes = ["golden", "fuzz", "inputs", "errors"]
+config.test_source_root = os.path.dirname(__file__)
+build = os.environ.get("PLANC_BINARY_DIR", os.path.join(config.test_source_root, "..", "build", "release"))
+config.test_exec_root = os.path.join(build, "lit")
+config.environment["PATH"] = os.pathsep.join(
+    [os.environ.get("PLANC_LLVM_TOOLS", "/usr/lib/llvm-14/bin"), config.environment.get("PATH", "")])
+root = os.path.dirname(config.test_source_root)
+config.substitutions += [
+    ("%planc", os.path.join(build, "planc")),
+    ("%planrun", os.path.join(build, "planrun")),
+    ("%root", root),
+]
+for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"):
+    if name in os.environ:
+        config.environment[name] = os.environ[name]

@@ -1,0 +1,345 @@
+// Lowering: what a plan's text becomes. Rows of facts: types of values by their names in the plan,
+// names and sizes of weights, ops in order, sizes of the standard models as published. What is
+// refused stands in tests/frontend/errors/lower*.plan; here only limits, whose inputs are long.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+
+#include "frontend/ast.h"
+#include "frontend/check.h"
+#include "frontend/frontend.h"
+#include "frontend/lower.h"
+#include "frontend/parse.h"
+#include "ir/text.h"
+#include "ir/verify.h"
+
+namespace planc {
+namespace {
+
+std::string messages(const Diagnostics& diags) {
+  std::string text;
+  llvm::raw_string_ostream out(text);
+  diags.print(out, true);
+  return out.str();
+}
+
+std::unique_ptr<Module> lowerText(const std::string& text, const CompileOptions& options = {}) {
+  Diagnostics diags;
+  auto files = readPlanText("test.plan", text, diags);
+  std::unique_ptr<Module> module;
+  if (!diags.failed()) module = compilePlan(files, options, diags);
+  EXPECT_TRUE(module) << text << messages(diags);
+  if (module) {
+    llvm::Error error = verify(*module);
+    EXPECT_FALSE(bool(error)) << text << llvm::toString(std::move(error));
+  }
+  return module;
+}
+
+// A model around a body between the lookup and the head.
+std::string modelText(const std::string& body, const std::string& plan = "") {
+  return R"(import "std/transformer.plan"
+module own(x[batch, seq, model], factor = 2, kind = plain) {
+  dim inner = 3
+  weight w [model, inner]
+  h[batch, seq, inner] = x @ w
+  if kind == plain {
+    return h * factor
+  } else {
+    return h
+  }
+}
+model m(top = 2, deep = true) {
+  dim batch = 4, seq = 8, model = 16, vocab = 32
+  dim head = 4, kv = 2, width = 4, ffn = 24, expert = 4, value = 6, left = 6, right = 10
+  input tokens[batch, seq]  : token(vocab)
+  input targets[batch, seq] : token(vocab)
+  weight table [vocab, model]
+  x[batch, seq, model] = table[tokens]
+)" + body +
+         R"(
+  logits[batch, seq, vocab] = x @ table
+  loss cross_entropy(logits, targets)
+}
+plan p of m {
+)" + plan +
+         "}\n";
+}
+
+// The type of the last value with a name (up to the printer's number), anywhere in @forward.
+std::string typeOf(const Module& module, const std::string& name) {
+  std::string found = "none";
+  walk(*module.findFunction("forward")->body, [&](Op* op) {
+    for (Value* value : op->results())
+      if (value->name == name) found = value->type.str();
+  });
+  return found;
+}
+
+std::string opsOf(const Module& module) {
+  std::string text;
+  walk(*module.findFunction("forward")->body,
+       [&](Op* op) { text += (text.empty() ? "" : " ") + op->info().text.str(); });
+  return text;
+}
+
+int64_t weightsOf(const Module& module) {
+  int64_t count = 0;
+  for (const auto& var : module.vars)
+    if (var->kind == VarKind::Weight) count += var->type.elements();
+  return count;
+}
+
+struct TypeCase {
+  const char* body;
+  const char* value;
+  const char* type;
+};
+
+TEST(Lower, Types) {
+  const TypeCase cases[] = {
+      {"", "x", "f32[batch 4, seq 8, model 16]"},
+      {"", "logits", "f32[batch 4, seq 8, vocab 32]"},
+      {"weight w [ffn, model] y[seq, ffn, batch] = x @ w", "y", "f32[seq 8, ffn 24, batch 4]"},
+      {"weight w [model] y[batch] = x @ w", "y", "f32[batch 4]"},
+      {"weight a [model, ffn] weight b [ffn, value] y[batch, seq, value] = x @ a @ b", "y",
+       "f32[batch 4, seq 8, value 6]"},
+      {"y[model, seq, batch] = x + 1", "y", "f32[model 16, seq 8, batch 4]"},
+      {"y[batch, model] = mean(x, over = seq)", "y", "f32[batch 4, model 16]"},
+      {"y[seq] = sum(x * x)", "y", "f32[seq 8]"},
+      {"y[] = mean(square(x))", "y", "f32[]"},
+      {"y[batch, seq, model] = 0", "y", "f32[batch 4, seq 8, model 16]"},
+      {"y = own(x)", "y", "f32[batch 4, seq 8, inner 3]"},
+      {"y = own(x, kind = other)", "y", "f32[batch 4, seq 8, inner 3]"},
+      {"y = rms_norm(x) * 2", "y", "f32[batch 4, seq 8, model 16]"},
+      {"l[batch, seq, left] = slice(x, over = model, from = 2)", "l",
+       "f32[batch 4, seq 8, left 6]"},
+      {"l[batch, seq, left] = slice(x, over = model) "
+       "r[batch, seq, right] = slice(x, over = model, from = left) "
+       "y[batch, seq, model] = concat(l, r)",
+       "y", "f32[batch 4, seq 8, model 16]"},
+      {"weight wq [model, head, width] weight wk [model, kv, width] weight wv [model, kv, value] "
+       "q[batch, seq, head, width] = x @ wq k[batch, seq, kv, width] = x @ wk "
+       "v[batch, seq, kv, value] = x @ wv a = attend(q, k, v, causal)",
+       "a", "f32[batch 4, seq 8, head 4, value 6]"},
+      {"weight w [model, expert] s[batch, seq, expert] = x @ w r = route(s, 2) "
+       "t[expert, slot, model] = dispatch(x, r) x = combine(t, r)",
+       "t", "f32[expert 4, slot 64~expert, model 16]"},
+      // capacity: 4 experts of 4 sequences of ceil(0.5 * 8 * 2 / 4) tokens.
+      {"weight w [model, expert] s[batch, seq, expert] = x @ w r = route(s, 2, capacity = 0.5) "
+       "t[expert, slot, model] = dispatch(x, r) x = combine(t, r)",
+       "t", "f32[expert 4, slot 32~expert, model 16]"},
+      {"weight w [model, expert] weight b [expert, model] s[batch, seq, expert] = x @ w "
+       "r = route(s, 1) t[expert, slot, model] = dispatch(x, r) o[expert, slot, model] = b + t "
+       "x = combine(o, r)",
+       "o", "f32[expert 4, slot 32~expert, model 16]"},
+  };
+  for (const TypeCase& c : cases) {
+    if (auto module = lowerText(modelText(c.body))) {
+      EXPECT_EQ(typeOf(*module, c.value), c.type) << c.body;
+    }
+  }
+}
+
+TEST(Lower, Precision) {
+  auto module = lowerText(modelText("", "precision bf16 { master f32, gradients f32 }\n"));
+  ASSERT_TRUE(module);
+  EXPECT_EQ(module->findVar("table")->type.str(), "f32[vocab 32, model 16]");
+  EXPECT_EQ(typeOf(*module, "logits"), "bf16[batch 4, seq 8, vocab 32]");
+  EXPECT_EQ(typeOf(*module, "loss"), "f32[]");
+  EXPECT_EQ(opsOf(*module), "read cast read lookup read cast einsum read read cross_entropy accum");
+  EXPECT_EQ(module->settings.word("precision"), "bf16");
+
+  module = lowerText(modelText("loss 0.5 * mean(square(x))", "precision f64\n"));
+  ASSERT_TRUE(module);
+  EXPECT_EQ(module->findVar("table")->type.elem, Elem::F64);
+  EXPECT_EQ(module->findVar("loss")->type.elem, Elem::F64);
+}
+
+TEST(Lower, Weights) {
+  auto module = lowerText(modelText(R"(
+  repeat layer = 3 {
+    x = x + attention(norm(x), bias = true)
+    x = x + mlp(norm(x), hidden = value)
+    repeat block = 2 {
+      weight scale [model] init ones
+      weight mix [model] init normal(0.1) decay
+      x = x * scale + mix
+    }
+  }
+  x = norm(norm(x)))"));
+  ASSERT_TRUE(module);
+  struct {
+    const char *name, *type;
+    bool decay;
+    Init init;
+  } const weights[] = {
+      {"table", "f32[vocab 32, model 16]", true, {"normal", 0.02}},
+      {"layer.norm.scale", "f32[layer 3, model 16]", false, {"const", 1}},
+      {"layer.norm_2.scale", "f32[layer 3, model 16]", false, {"const", 1}},
+      {"layer.attention.wq", "f32[layer 3, model 16, head 4, width 4]", true, {"normal", 0.02}},
+      {"layer.attention.bq", "f32[layer 3, head 4, width 4]", false, {"const", 0}},
+      {"layer.mlp.down", "f32[layer 3, value 6, model 16]", true, {"normal", 0.02}},
+      {"layer.block.scale", "f32[layer 3, block 2, model 16]", false, {"const", 1}},
+      {"layer.block.mix", "f32[layer 3, block 2, model 16]", true, {"normal", 0.1}},
+      {"norm.scale", "f32[model 16]", false, {"const", 1}},
+      {"norm_2.scale", "f32[model 16]", false, {"const", 1}},
+  };
+  for (const auto& expected : weights) {
+    const Variable* var = module->findVar(expected.name);
+    ASSERT_TRUE(var) << expected.name;
+    EXPECT_EQ(var->type.str(), expected.type) << expected.name;
+    EXPECT_EQ(var->decay, expected.decay) << expected.name;
+    EXPECT_TRUE(var->init == expected.init) << expected.name;
+  }
+  EXPECT_EQ(module->findVar("layer.block.mix")->stack, (Words{"layer", "block"}));
+}
+
+TEST(Lower, Step) {
+  auto module = lowerText(modelText(R"(
+  x = x + moe(norm(x), top, balance = 0.01)
+  loss 0.1 * mean(square(x)))",
+                                    "microbatches 3\n"));
+  ASSERT_TRUE(module);
+  EXPECT_EQ(module->findVar("tokens")->type.str(), "i32[microbatch 3, batch 4, seq 8]");
+  EXPECT_EQ(module->findVar("targets")->follows, "tokens");
+  EXPECT_EQ(module->findVar("targets")->vocab, 32);
+  const std::vector<Call> schedule = {
+      {"begin", -1}, {"forward", 0}, {"forward", 1}, {"forward", 2}};
+  EXPECT_EQ(module->schedule, schedule);
+  std::string begin;
+  for (Op* op : module->findFunction("begin")->body->ops) begin += op->info().text.str() + " ";
+  EXPECT_EQ(begin, "read count_valid write zero zero ");
+  // The penalty and the mean count by a third each; the sum over targets is the step's already.
+  int accums = 0, thirds = 0;
+  walk(*module->findFunction("forward")->body, [&](Op* op) {
+    accums += op->kind == OpKind::Accum;
+    thirds += op->kind == OpKind::Const && op->attrs.number("value") == 1.0 / 3;
+  });
+  EXPECT_EQ(accums, 4);
+  EXPECT_EQ(thirds, 3);
+}
+
+TEST(Lower, Repeat) {
+  // `y` is only read after it was set in each iteration, `z` is read after the repeat.
+  auto module = lowerText(modelText(R"(
+  y[batch, seq, model] = x
+  z[batch, seq, model] = x
+  first[batch, seq, model] = x
+  repeat layer = 5 {
+    y = silu(x)
+    z = y + first
+    x = x + y
+  }
+  x = x + z)"));
+  ASSERT_TRUE(module);
+  Op* repeat = nullptr;
+  walk(*module->findFunction("forward")->body, [&](Op* op) {
+    if (op->kind == OpKind::Repeat) repeat = op;
+  });
+  ASSERT_TRUE(repeat);
+  EXPECT_EQ(repeat->attrs.integer("count"), 5);
+  EXPECT_EQ(repeat->attrs.word("dim"), "layer");
+  ASSERT_EQ(repeat->results().size(), 2u);
+  EXPECT_EQ(repeat->result(0)->name, "x");
+  EXPECT_EQ(repeat->result(1)->name, "z");
+}
+
+struct CountCase {
+  const char* plan;
+  int64_t weights;
+};
+
+TEST(Lower, StandardModels) {
+  const CountCase cases[] = {
+      {"gpt2()", 124'439'808},
+      {"gpt2(layers = 24, head = 16, model = 1024)", 354'823'168},
+      {"gpt2(layers = 48, head = 25, model = 1600)", 1'557'611'200},
+      {"llama3()", 8'030'261'248},
+      {"llama3(layers = 16, model = 2048, ffn = 8192, tied = true)", 1'235'814'400},
+      {"llama3_8b()", 8'030'261'248},
+      {"llama3_70b()", 70'553'706'496},
+      {"llama3_405b()", 405'853'388'800},
+      {"mixtral()", 46'702'792'704},
+      {"qwen_moe()", 30'532'122'624},
+      {"qwen_moe(layers = 94, model = 4096, ffn = 1536, head = 64)", 235'093'634'560},
+      {"deepseek_v3()", 671'026'404'352},
+  };
+  for (const CountCase& c : cases) {
+    llvm::StringRef model = llvm::StringRef(c.plan).split('(').first;
+    std::string args = llvm::StringRef(c.plan).split('(').second.str();
+    std::string file = model.startswith("llama3") ? "llama3" : model.str();
+    std::string call = args == ")" ? model.str() : c.plan;
+    auto module = lowerText("import \"std/" + file + ".plan\"\nplan p of " + call + " {\n}\n");
+    if (module) {
+      EXPECT_EQ(weightsOf(*module), c.weights) << c.plan;
+    }
+  }
+}
+
+TEST(Lower, Overrides) {
+  const std::string text = R"(import "std/gpt2.plan"
+plan p of gpt2(layers = 2, head = 2, model = 8, seq = 4, vocab = 16, bias = false) {
+}
+)";
+  CompileOptions options;
+  options.defines = {{"layers", "3"}, {"bias", "true"}};
+  auto module = lowerText(text, options);
+  ASSERT_TRUE(module);
+  EXPECT_EQ(module->findVar("layer.attention.wq")->type.size("layer"), 3);
+  EXPECT_TRUE(module->findVar("layer.attention.bq"));
+  EXPECT_FALSE(lowerText(text)->findVar("layer.attention.bq"));
+}
+
+// The plan files that are shipped compile or, where their grid is larger than this version's one
+// rank, are found right.
+TEST(Lower, ShippedPlans) {
+  for (const char* folder : {"std", "examples"})
+    for (const auto& entry :
+         std::filesystem::directory_iterator(std::filesystem::path(PLANC_SOURCE_DIR) / folder)) {
+      if (entry.path().extension() != ".plan") continue;
+      Diagnostics diags;
+      auto files = readPlan(entry.path().string(), diags);
+      EXPECT_TRUE(!diags.failed() && checkPlans(files, {}, diags)) << entry.path() << "\n"
+                                                                   << messages(diags);
+    }
+}
+
+TEST(Lower, BuiltinNamesHaveARule) {
+  for (llvm::StringRef name : builtinNames())
+    EXPECT_TRUE(lowering::findBuiltin(name)) << name.str();
+}
+
+// Inputs made to exhaust the compiler end in an error.
+TEST(Lower, Limits) {
+  std::string manyDims = "dim d0 = 1", deepCalls, wide;
+  for (int i = 1; i < 1100; ++i) manyDims += ", d" + std::to_string(i) + " = 1";
+  // Each module calls the one before twice: 2^40 instances.
+  deepCalls = "module f0(x[batch, seq, model]) { return x }\n";
+  for (int i = 1; i <= 40; ++i) {
+    std::string before = "f" + std::to_string(i - 1);
+    deepCalls += "module f" + std::to_string(i) + "(x[batch, seq, model]) { return " + before +
+                 "(x) + " + before + "(x) }\n";
+  }
+  std::string nested;
+  for (int i = 0; i < 20; ++i) nested += "repeat r" + std::to_string(i) + " = 2 {\n";
+  nested += "x = silu(x)\n" + std::string(20, '}');
+  const std::pair<std::string, Diag> cases[] = {
+      {modelText(manyDims), Diag::TooLarge},
+      {deepCalls + modelText("x = f40(x)"), Diag::TooLarge},
+      {modelText(nested), Diag::TooDeep},
+  };
+  for (const auto& [text, id] : cases) {
+    Diagnostics diags;
+    auto files = readPlanText("test.plan", text, diags);
+    EXPECT_FALSE(compilePlan(files, {}, diags));
+    EXPECT_TRUE(std::any_of(diags.messages().begin(), diags.messages().end(),
+                            [id = id](const Message& m) { return m.id == id; }))
+        << messages(diags);
+  }
+}
+
+}  // namespace
+}  // namespace planc

@@ -1,0 +1,137 @@
+// The memory pass against brute force: walking the program in order, no value's bytes are written
+// by another op between its definition and its last use, unless the two are one buffer on purpose
+// (an in-place result whose operand dies there, a carried value, a slice of its variable).
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "compile.h"
+
+namespace planc {
+namespace {
+
+struct Range {
+  int64_t from, to;
+  bool overlaps(const Range& other) const { return from < other.to && other.from < to; }
+};
+
+// Bytes that a place may touch over all iterations of the repeats around it.
+Range reach(const Place& place, const Type& type, const std::map<std::string, int64_t>& counts) {
+  int64_t end = place.offset + type.bytes();
+  for (const auto& [dim, stride] : place.strides) end += stride * (counts.at(dim) - 1);
+  return {place.offset, end};
+}
+
+// Runs the program symbolically: memory holds, per byte range, which value was last written there.
+class Checker {
+ public:
+  explicit Checker(const Module& module) {
+    counts_["microbatch"] = module.settings.integer("microbatches", 1);
+    for (const auto& function : module.functions)
+      walk(*function->body, [&](const Op* op) {
+        if (op->kind == OpKind::Repeat) counts_[op->attrs.word("dim")] = op->attrs.integer("count");
+      });
+  }
+
+  // Every operand must still hold what was written when its value was made.
+  void run(const Block& block) {
+    for (const Op* op : block.ops) {
+      for (const Value* operand : op->operands()) check(*operand, *op);
+      if (op->kind == OpKind::Read) {
+        alias_.insert(op->result());
+        if (op->var->kind != VarKind::Slot) continue;
+        ++checked;
+        EXPECT_TRUE(saved_.count(op->var)) << "@" << op->var->name << " was overwritten";
+        continue;
+      }
+      if (op->kind == OpKind::Write && op->var->kind == VarKind::Slot) saved_.insert(op->var);
+      if (op->kind == OpKind::Repeat) {
+        for (const Value* arg : op->body->args()) write(*arg);
+        // Twice, so that the second iteration meets what the first left behind.
+        for (int i = 0; i < 2; ++i) {
+          run(*op->body);
+          for (const Value* arg : op->body->args()) write(*arg);
+        }
+      }
+      for (const Value* result : op->results()) write(*result);
+    }
+  }
+
+  int checked = 0;
+
+ private:
+  void write(const Value& value) {
+    Range range = reach(*value.place, value.type, counts_);
+    for (auto at = live_.begin(); at != live_.end();)
+      at = at->second.overlaps(range) ? live_.erase(at) : std::next(at);
+    live_[&value] = range;
+    for (auto at = saved_.begin(); at != saved_.end();)
+      at = spoils(value, range, **at) ? saved_.erase(at) : std::next(at);
+  }
+  // Whether a value's bytes destroy a saved variable: not if it is what is saved there, nor if it
+  // lies on this iteration's slice (whose read it follows, or the check of that read would fail).
+  static bool spoils(const Value& value, Range range, const Variable& var) {
+    Range own{var.place->offset, var.place->offset + var.type.bytes()};
+    if (!range.overlaps(own)) return false;
+    for (const Use& use : value.uses())
+      if (use.op->kind == OpKind::Write && use.op->var == &var) return false;
+    return value.place->strides.empty() || value.place->offset != var.place->offset;
+  }
+  void check(const Value& value, const Op& user) {
+    if (alias_.count(&value) || user.kind == OpKind::Yield) return;
+    ++checked;
+    // A carried value's result lies on its argument; others must be untouched.
+    EXPECT_TRUE(live_.count(&value)) << "%" << value.name << " was overwritten before\n"
+                                     << printOp(user);
+  }
+
+  std::map<const Value*, Range> live_;
+  std::set<const Value*> alias_;
+  std::set<const Variable*> saved_;
+  std::map<std::string, int64_t> counts_;
+};
+
+TEST(Memory, NoLiveValueIsOverwritten) {
+  for (const char* plan : {"/tests/golden/gpt2.plan", "/tests/golden/llama.plan",
+                           "/tests/golden/moe.plan", "/examples/quickstart.plan",
+                           "/examples/moe_small.plan", "/examples/nanogpt_char.plan"}) {
+    auto module = test::compileFile(std::string(PLANC_SOURCE_DIR) + plan);
+    test::runAll(*module);
+    Checker checker(*module);
+    for (const auto& call : module->schedule) checker.run(*module->findFunction(call.function)->body);
+    EXPECT_GT(checker.checked, 50) << plan;
+  }
+}
+
+// Slots live from the forward to the backward: nothing else may reach them in between.
+TEST(Memory, VariablesDoNotOverlapWhereBothLive) {
+  auto module = test::compileFile(std::string(PLANC_SOURCE_DIR) + "/examples/quickstart.plan");
+  test::runAll(*module);
+  for (const auto& a : module->vars)
+    for (const auto& b : module->vars) {
+      if (a.get() >= b.get() || a->kind == VarKind::Slot || b->kind == VarKind::Slot) continue;
+      Range first{a->place->offset, a->place->offset + a->type.bytes()};
+      Range second{b->place->offset, b->place->offset + b->type.bytes()};
+      EXPECT_FALSE(first.overlaps(second)) << a->name << " and " << b->name;
+    }
+}
+
+TEST(Memory, ArenaIsExact) {
+  auto module = test::compileFile(std::string(PLANC_SOURCE_DIR) + "/examples/quickstart.plan");
+  test::runAll(*module);
+  int64_t top = 0;
+  std::map<std::string, int64_t> counts{{"layer", 2}};
+  auto reached = [&](const Place& place, const Type& type) {
+    top = std::max(top, reach(place, type, counts).to);
+  };
+  for (const auto& var : module->vars) reached(*var->place, var->type);
+  for (const auto& function : module->functions)
+    walk(*function->body, [&](const Op* op) {
+      for (const Value* result : op->results())
+        if (result->place) reached(*result->place, result->type);
+    });
+  EXPECT_LE(module->arenaBytes - top, 63);  // the last buffer's alignment
+}
+
+}  // namespace
+}  // namespace planc

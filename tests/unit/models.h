@@ -1,0 +1,117 @@
+// Tiny models, one per builtin or feature, for the gradient and equivalence tests: each row is a
+// body between the lookup (x) and the head (y), with what it needs.
+#pragma once
+
+#include <ostream>
+#include <string>
+
+namespace planc::test {
+
+struct TinyModel {
+  const char* name;
+  const char* body;           // sets y[batch, seq, model] from x
+  const char* dims = "";      // more dims
+  const char* plan = "";      // more statements of the plan
+};
+
+inline void PrintTo(const TinyModel& model, std::ostream* out) { *out << model.body; }
+
+// `precision` and `microbatches` are the caller's.
+inline std::string planText(const TinyModel& model, const std::string& settings) {
+  return std::string("import \"std/transformer.plan\"\n") + R"(
+model tiny(layers = 2) {
+  dim batch = 2, seq = 6, model = 8, vocab = 11
+  )" + model.dims + R"(
+  input tokens[batch, seq] : token(vocab)
+  input targets[batch, seq] : token(vocab)
+  weight table[vocab, model] init normal(0.7)
+  weight out[model, vocab] init normal(0.5)
+  x[batch, seq, model] = table[tokens]
+  )" + model.body + R"(
+  logits[batch, seq, vocab] = y @ out
+  loss cross_entropy(logits, targets)
+}
+plan p of tiny {
+)" + settings + "\n" + model.plan + "\n}\n";
+}
+
+inline const TinyModel kModels[] = {
+    {"plain", "y[batch, seq, model] = x"},
+    {"add_sub", "weight b[model] weight c[seq, model] y[batch, seq, model] = x + b - c * x"},
+    {"mul_div", "weight b[model] init normal(1.0) y[batch, seq, model] = x * b / (2.5 + exp(b))"},
+    {"neg_exp", "y[batch, seq, model] = exp(-x)"},
+    {"log_sqrt", "y[batch, seq, model] = log(1 + square(x)) + sqrt(1 + square(x))"},
+    {"rsqrt", "y[batch, seq, model] = rsqrt(1 + square(x))"},
+    {"tanh_sigmoid", "y[batch, seq, model] = tanh(x) * sigmoid(x)"},
+    {"silu", "y[batch, seq, model] = silu(x)"},
+    {"gelu", "y[batch, seq, model] = gelu(x)"},
+    {"gelu_tanh", "y[batch, seq, model] = gelu_tanh(x)"},
+    {"relu", "y[batch, seq, model] = square(relu(x))"},
+    {"max_min", "weight b[model] init normal(1.0) y[batch, seq, model] = max(x, b) + min(x, 2 * b)"},
+    {"softmax", "y[batch, seq, model] = softmax(x, over = model) + softmax(x, over = seq)"},
+    {"rms_norm", "weight s[model] init normal(1.0) y[batch, seq, model] = rms_norm(x, over = model) * s"},
+    {"layer_norm", "weight s[model] init normal(1.0) y[batch, seq, model] = layer_norm(x, over = model) * s"},
+    {"norm_over_seq", "y[batch, seq, model] = rms_norm(x, over = seq)"},
+    {"sum_mean", "m[batch, model] = mean(x, over = seq) s[seq, model] = sum(x, over = batch) "
+                 "y[batch, seq, model] = m * s"},
+    {"contract", "weight a[model, wide] weight b[wide, model] h[batch, seq, wide] = x @ a "
+                 "y[batch, seq, model] = h @ b", "dim wide = 5"},
+    {"contract_batched", "weight a[seq, model, wide] weight b[wide, seq, model] h[seq, batch, wide] = x @ a "
+                         "y[batch, seq, model] = h @ b", "dim wide = 3"},
+    {"permuted", "t[model, batch, seq] = x weight a[wide, model] h[wide, seq, batch] = t @ a "
+                 "weight b[model, wide] y[batch, seq, model] = b @ h", "dim wide = 3"},
+    {"table", "weight pos[seq, model] y[batch, seq, model] = x + pos"},
+    {"rope_half", "weight w[model, head, width] init normal(0.5) q[batch, seq, head, width] = x @ w "
+                  "r[batch, seq, head, width] = rope(q) weight o[head, width, model] "
+                  "y[batch, seq, model] = r @ o", "dim head = 2, width = 4"},
+    {"rope_pairs", "weight w[model, head, width] init normal(0.5) q[batch, seq, head, width] = x @ w "
+                   "r[batch, seq, head, width] = rope(q, style = pairs, theta = 100) "
+                   "weight o[head, width, model] y[batch, seq, model] = r @ o",
+     "dim head = 2, width = 4"},
+    {"attention", "y[batch, seq, model] = attention(x)", "dim head = 4, kv = 2, width = 4"},
+    {"attend_full", "weight w[model, head, width] init normal(0.5) weight v[model, head, width] "
+                    "q[batch, seq, head, width] = x @ w k[batch, seq, head, width] = x @ v "
+                    "a[batch, seq, head, width] = attend(q, k, k) weight o[head, width, model] "
+                    "y[batch, seq, model] = a @ o", "dim head = 2, width = 4"},
+    {"attend_window", "weight w[model, head, width] init normal(0.5) weight u, v[model, kv, width] "
+                      "q[batch, seq, head, width] = x @ w k[batch, seq, kv, width] = x @ u "
+                      "z[batch, seq, kv, width] = x @ v "
+                      "a[batch, seq, head, width] = attend(q, k, z, causal, window = 3) "
+                      "weight o[head, width, model] y[batch, seq, model] = a @ o",
+     "dim head = 4, kv = 1, width = 2"},
+    {"attend_wide_values", "weight w, u[model, head, key] init normal(0.5) weight v[model, head, width] "
+                           "q[batch, seq, head, key] = x @ w k[batch, seq, head, key] = x @ u "
+                           "z[batch, seq, head, width] = x @ v "
+                           "a[batch, seq, head, width] = attend(q, k, z, causal, by = key) "
+                           "weight o[head, width, model] y[batch, seq, model] = a @ o",
+     "dim head = 2, key = 6, width = 3"},
+    {"concat_slice", "weight a[model, left] weight b[model, right] l[batch, seq, left] = x @ a "
+                     "r[batch, seq, right] = x @ b j[batch, seq, both] = concat(l, r) "
+                     "s[batch, seq, part] = slice(j, over = both, from = 2) weight c[part, model] "
+                     "y[batch, seq, model] = s @ c",
+     "dim left = 3, right = 4, part = 3, both = left + right"},
+    {"dropout", "y[batch, seq, model] = dropout(x, 0.3)"},
+    {"layers", "repeat layer = layers { x = x + attention(norm(x)) x = x + mlp(norm(x)) } "
+               "y[batch, seq, model] = norm(x)", "dim head = 2, kv = 1, width = 4, ffn = 12"},
+    {"layers_recomputed", "repeat layer = layers { x = x + attention(norm(x)) x = x + mlp(norm(x)) } "
+                          "y[batch, seq, model] = norm(x)", "dim head = 2, kv = 1, width = 4, ffn = 12",
+     "recompute layer"},
+    {"ops_recomputed", "repeat layer = layers { x = x + dropout(attention(norm(x)), 0.2) "
+                       "x = x + mlp(norm(x)) } y[batch, seq, model] = norm(x)",
+     "dim head = 2, kv = 1, width = 4, ffn = 12", "recompute attend, rms_norm, silu"},
+    {"nested", "repeat outer = 2 { repeat inner = 3 { x = x + dropout(mlp(norm(x)), 0.1) } "
+               "x = norm(x) } y[batch, seq, model] = x", "dim ffn = 5"},
+    {"outer_value", "z[batch, seq, model] = tanh(x) repeat layer = 3 { x = x + z * norm(x) } "
+                    "y[batch, seq, model] = x"},
+    {"shared_weight", "weight w[model, other] weight u[other, model] repeat layer = 3 { "
+                      "h[batch, seq, other] = x @ w x = x + h @ u } y[batch, seq, model] = x",
+     "dim other = 8"},
+    {"two_carried", "a[batch, seq, model] = x b[batch, seq, model] = tanh(x) repeat layer = 3 { "
+                    "t[batch, seq, model] = a a = b + sigmoid(t) b = t * 0.5 } "
+                    "y[batch, seq, model] = a + b"},
+    {"moe", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1)", "dim expert = 4, ffn = 6"},
+    {"moe_layers", "repeat layer = 2 { x = x + moe(norm(x), top = 2, balance = 0.05) } "
+                   "y[batch, seq, model] = x", "dim expert = 4, ffn = 6"},
+};
+
+}  // namespace planc::test

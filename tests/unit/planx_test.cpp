@@ -1,0 +1,63 @@
+// The .planx reader: what was written reads back; cut at any byte or with any bit of a sample flipped
+// it is an error, never a crash.
+#include "compile.h"
+
+namespace planc {
+namespace {
+
+std::string bytesOf(const std::string& plan) {
+  auto model = test::compileFile(std::string(PLANC_SOURCE_DIR) + plan);
+  auto program = cloneModule(*model);
+  test::runAll(*program);
+  return writePlanx(*model, *program);
+}
+
+TEST(Planx, ReadsBack) {
+  std::string bytes = bytesOf("/tests/golden/moe.plan");
+  auto planx = readPlanx(bytes);
+  ASSERT_TRUE(bool(planx)) << llvm::toString(planx.takeError());
+  EXPECT_EQ(writePlanx(*planx->model, *planx->program), bytes);
+}
+
+TEST(Planx, CutAnywhereIsAnError) {
+  std::string bytes = bytesOf("/tests/golden/llama.plan");
+  for (size_t size = 0; size < bytes.size(); size += size < 128 ? 1 : 37) {
+    auto planx = readPlanx(llvm::StringRef(bytes).take_front(size));
+    EXPECT_FALSE(bool(planx)) << size;
+    llvm::consumeError(planx.takeError());
+  }
+  auto longer = readPlanx(bytes + "x");
+  EXPECT_FALSE(bool(longer));
+  llvm::consumeError(longer.takeError());
+}
+
+TEST(Planx, FlippedBitIsAnError) {
+  std::string bytes = bytesOf("/tests/golden/llama.plan");
+  for (size_t i = 0; i < bytes.size() * 8; i += i < 512 ? 1 : 101) {
+    std::string altered = bytes;
+    altered[i / 8] = char(altered[i / 8] ^ (1 << (i % 8)));
+    auto planx = readPlanx(altered);
+    EXPECT_FALSE(bool(planx)) << "bit " << i;
+    llvm::consumeError(planx.takeError());
+  }
+}
+
+// Without the checksums in the way: the decoder and the verifier must cope with anything.
+TEST(Planx, AlteredPayloadWithAGoodChecksum) {
+  auto model = test::compileFile(std::string(PLANC_SOURCE_DIR) + "/tests/golden/moe.plan");
+  std::string text = test::print(*model);
+  uint64_t state = 1;
+  for (int round = 0; round < 300; ++round) {
+    std::string altered = text;
+    for (int k = 0; k < 3; ++k) {
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      altered[(state >> 33) % altered.size()] = char('0' + (state >> 20) % 10);
+    }
+    Diagnostics diags;
+    auto module = parseModule(diags.addFile("t.ir", altered), diags);
+    EXPECT_TRUE(module || diags.failed());
+  }
+}
+
+}  // namespace
+}  // namespace planc

@@ -1,0 +1,104 @@
+// The verifier: each case breaks one rule of an op or of the structure, and the error must say which.
+#include "compile.h"
+
+namespace planc {
+namespace {
+
+struct Broken {
+  const char* body;     // of @f, over the variables below
+  const char* message;  // part of the error
+};
+
+constexpr const char* kVars = R"(
+  var @x : f32[a 2, b 4] weight init const(0.0)
+  var @y : f32[b 4, c 3] weight init const(0.0)
+  var @stack : f32[layer 2, a 2] weight stack [layer] init const(0.0)
+  var @ids : i32[s 5, t 6] input vocab 7
+  var @table : f32[v 7, m 2] weight init const(0.0)
+  var @small : f32[v 6, m 2] weight init const(0.0)
+  var @scores : f32[s 5, t 6, e 4] weight init const(0.0)
+  var @q : f32[s 5, t 6, h 4, w 2] weight init const(0.0)
+  var @k : f32[s 5, t 6, g 3, w 2] weight init const(0.0)
+  var @n : i32[] metric
+)";
+
+TEST(Verify, NamesTheBrokenRule) {
+  const Broken cases[] = {
+      {"%x = read @x : f32[a 2, b 5]", "reads f32[a 2, b 5]"},
+      {"%x = read @x : f32[a 2, b 4]\n write @x", "0 operands"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = exp(%x, %x) : f32[a 2, b 4]", "2 operands"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = exp(%x) : f32[a 2]", "result has dims"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = exp @x(%x) : f32[a 2, b 4]", "takes no variable"},
+      {"%x = read : f32[a 2, b 4]", "names no variable"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = read @y : f32[b 4, c 3]\n"
+       "%z = einsum(%x, %y) : f32[a 2, d 3]", "'d' is in no operand"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = read @y : f32[b 4, c 3]\n"
+       "%z = einsum(%x, %y) : f32[a 3]", "'a' has sizes 2 and 3"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = softmax(%x) {over = c} : f32[a 2, b 4]", "lacks"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = softmax(%x) : f32[a 2, b 4]", "has no 'over'"},
+      {"%c = const {value = 1.0} : f32[a 0]", "size 0"},
+      {"%c = const {value = 1.0} : f32[a 2, a 2]", "twice in a type"},
+      {"%c = const {value = 1.0} : f32[a 1099511627776, b 1099511627776]", "2^46"},
+      {"%c = const {value = 1.0} : f32[a 2, b 4~c]", "must stand second"},
+      {"%x = read @x : f32[a 2, b 4]\n yield(%x)", "does not end a body"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = repeat(%x) {count = 2, dim = layer} : f32[a 2, b 4]",
+       "has no body"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = repeat(%x) {count = 0, dim = layer} : f32[a 2, b 4] "
+       "body(%z : f32[a 2, b 4]) {\n yield(%z)\n }", "counts 0"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = repeat(%x) {count = 2, dim = layer} : f32[a 2, b 4] "
+       "body(%z : f32[a 2, b 4]) {\n %e = exp(%z) : f32[a 2, b 4]\n }", "ends in no yield"},
+      {"%x = read @x : f32[a 2, b 4]\n %y = repeat(%x) {count = 2, dim = layer} : f32[a 2, b 4] "
+       "body(%z : f32[a 2]) {\n yield(%z)\n }", "not of its operand's type"},
+      {"%t = read @table : f32[v 7, m 2]\n %x = read @x : f32[a 2, b 4]\n"
+       "%l = lookup(%t, %x) {over = v} : f32[a 2, b 4, m 2]", "must hold i32"},
+      {"%t = read @small : f32[v 6, m 2]\n %i = read @ids : i32[s 5, t 6]\n"
+       "%l = lookup(%t, %i) {over = v} : f32[s 5, t 6, m 2]", "below 7, but the dim has 6"},
+      {"%q = read @q : f32[s 5, t 6, h 4, w 2]\n %k = read @k : f32[s 5, t 6, g 3, w 2]\n"
+       "%a, %l = attend(%q, %k, %k) {seq = t, by = w, head = h, kv = g} : f32[s 5, t 6, h 4, w 2],"
+       " f32[s 5, t 6, h 4]", "no multiple of 3 kv heads"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %p = route(%s) {over = e, top = 5,"
+       " score = softmax, per = sequence, seq = t} : i32[s 5, t 6, choice 5],"
+       " f32[s 5, t 6, choice 5], i32[s 5, t 6, choice 5], i32[bound 5], f32[]", "chooses 5 of 4"},
+      {"%q = read @q : f32[s 5, t 6, h 4, w 2]\n"
+       "%r = rope(%q) {seq = t, by = w, style = spiral} : f32[s 5, t 6, h 4, w 2]", "unknown style"},
+      {"%x = read @x : f32[a 2, b 4]\n %d = dropout(%x) {rate = 1.5} : f32[a 2, b 4]", "outside"},
+      {"%x = read @x : f32[a 2, b 4]\n %d = slice(%x) {over = b, part = p, offset = 3} : "
+       "f32[a 2, p 2]", "cuts elements 3 to 5 of 4"},
+      {"%x = read @x : f32[a 2, b 4]\n %d = concat(%x, %x) {over = z, parts = [b, b]} : "
+       "f32[a 2, z 9]", "8 elements, not 9"},
+      {"%x = read @x : f32[a 2, b 4]\n write @ids(%x)", "only the runtime sets"},
+      {"%x = read @x : f32[a 2, b 4]\n %f = fused(%x) : f32[a 2, b 4] body(%z : f32[a 2, b 4]) {\n"
+       "%s = softmax(%z) {over = b} : f32[a 2, b 4]\n yield(%s)\n }", "holds 'softmax'"},
+      {"%x = read @x : f32[a 2, b 4]\n %f = fused(%x) : f32[a 2] body(%z : f32[a 2, b 4]) {\n"
+       "%s = sum(%z) : f32[a 2]\n %e = exp(%s) : f32[a 2]\n yield(%e)\n }", "behind the sum"},
+  };
+  for (const Broken& c : cases) {
+    std::string text = std::string("module m model {") + kVars + "func @f {\n" + c.body + "\n}\n}\n";
+    Diagnostics diags;
+    EXPECT_FALSE(parseModule(diags.addFile("t.ir", text), diags)) << c.body;
+    ASSERT_FALSE(diags.messages().empty()) << c.body;
+    EXPECT_NE(diags.messages().front().text.find(c.message), std::string::npos)
+        << c.body << "\n" << diags.messages().front().text;
+  }
+}
+
+TEST(Verify, PlacesLieInTheArena) {
+  const char* text = R"(module m rank {
+  arena 0x40
+  var @x : f32[a 16] weight init const(0.0) @0x%s
+})";
+  auto errorFor = [&](const char* offset) {
+    std::string filled = text;
+    filled.replace(filled.find("%s"), 2, offset);
+    Diagnostics diags;
+    parseModule(diags.addFile("t.ir", filled), diags);
+    return diags.messages().empty() ? std::string() : diags.messages().front().text;
+  };
+  EXPECT_EQ(errorFor("0"), "");
+  EXPECT_NE(errorFor("4").find("outside the arena"), std::string::npos);
+  EXPECT_NE(errorFor("1").find("unaligned"), std::string::npos);
+  EXPECT_NE(errorFor("7fffffffffffff00").find("outside the arena"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace planc
