@@ -350,8 +350,10 @@ class PlanChecker {
     return fits ? int64_t(arg.number) : 0;
   }
 
-  // A ring of n ranks deals 2n blocks to them unless told otherwise.
-  static bool isZigzag(const ast::Target& target) {
+  // A ring of n ranks deals 2n blocks to them unless told otherwise; a dim that `attend` goes over
+  // is split by a ring unless told otherwise.
+  bool isZigzag(const ast::Ident& dim, const ast::Target& target) const {
+    if (target.method.text.empty()) return uses_.attended.count(dim.text) != 0;
     return target.method.text == "ring" &&
            (target.args.empty() || target.args.front()->text == "zigzag");
   }
@@ -409,7 +411,7 @@ class PlanChecker {
       product = saturatingMul(product, last);
       std::string part = quoted(target->axis.text) + " (" + std::to_string(last) +
                          (last == 1 ? " rank" : " ranks");
-      if (isZigzag(*target) && last > 1) {
+      if (isZigzag(dim, *target) && last > 1) {
         product = saturatingMul(product, 2);
         part += ", 2 zigzag blocks each";
       }

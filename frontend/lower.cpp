@@ -1,11 +1,11 @@
 // Lowering, statements: dims, inputs, weights, assignments, `repeat`, `if`, `loss`, and the frame
 // of a module's two functions. @begin counts the step's valid targets; @forward computes one
 // microbatch's share of the loss. What is wrong gives a poisoned item, so one mistake is told once.
-// Tested by tests/unit/lower_test.cpp and tests/frontend/errors/lower*.plan.
+// Tested by tests/unit/lower_test.cpp and tests/frontend/errors/lower_names.plan.
 #include "frontend/lower.h"
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 
 #include "ir/text.h"
 #include "ir/verify.h"
@@ -301,33 +301,27 @@ void Lowering::lower(const ast::Assign& assign, Loc loc) {
 
 namespace {
 
-// Visits the names that an expression reads; operator chains may be long, so with a stack.
-template <class F>
-void forEachName(const ast::Expr& root, unsigned& scanned, F&& visit) {
-  std::vector<const ast::Expr*> todo{&root};
-  while (!todo.empty()) {
-    const ast::Expr& expr = *todo.back();
-    todo.pop_back();
-    ++scanned;
-    if (expr.kind == ast::ExprKind::Name || expr.kind == ast::ExprKind::Lookup) visit(expr.text);
-    for (const ast::Arg& arg : expr.args) todo.push_back(arg.value.get());
-  }
-}
-
-// Which of some names are read by statements before they are set, and which are set. Branches of an
-// `if` count as both taken for reads; what either sets counts as set only when both set it.
-struct Flow {
+// Which names statements read before they set them, and which they set. Both branches of an `if`
+// count for reads, and what either sets counts as set only when both set it.
+class Flow {
+ public:
+  explicit Flow(unsigned& scanned) : scanned_(scanned) {}
   std::set<std::string> reads, sets;
-  unsigned scanned = 0;
 
-  void walk(const std::vector<ast::Stmt>& body, std::set<std::string>& known) {
+  void walk(llvm::ArrayRef<ast::Stmt> body) {
+    std::set<std::string> known;
+    walk(body, known);
+  }
+
+ private:
+  void walk(llvm::ArrayRef<ast::Stmt> body, std::set<std::string>& known) {
     for (const ast::Stmt& stmt : body) {
+      if (scanned_ > kMaxScan) return;
       if (const auto* assign = std::get_if<ast::Assign>(&stmt.node)) {
         read(*assign->value, known);
-        if (!assign->isReturn) {
-          known.insert(assign->name.text);
-          sets.insert(assign->name.text);
-        }
+        if (assign->isReturn) continue;
+        known.insert(assign->name.text);
+        sets.insert(assign->name.text);
       } else if (const auto* loss = std::get_if<ast::Loss>(&stmt.node)) {
         read(*loss->value, known);
       } else if (const auto* repeat = std::get_if<ast::Repeat>(&stmt.node)) {
@@ -336,16 +330,26 @@ struct Flow {
         std::set<std::string> then = known, otherwise = known;
         walk(branch->then, then);
         walk(branch->otherwise, otherwise);
-        for (const std::string& name : then)
-          if (otherwise.count(name)) known.insert(name);
+        std::set_intersection(then.begin(), then.end(), otherwise.begin(), otherwise.end(),
+                              std::inserter(known, known.end()));
       }
     }
   }
-  void read(const ast::Expr& expr, const std::set<std::string>& known) {
-    forEachName(expr, scanned, [&](const std::string& name) {
-      if (!known.count(name)) reads.insert(name);
-    });
+
+  // Operator chains may be long, so with a stack.
+  void read(const ast::Expr& root, const std::set<std::string>& known) {
+    std::vector<const ast::Expr*> todo{&root};
+    while (!todo.empty()) {
+      const ast::Expr& expr = *todo.back();
+      todo.pop_back();
+      ++scanned_;
+      bool isName = expr.kind == ast::ExprKind::Name || expr.kind == ast::ExprKind::Lookup;
+      if (isName && !known.count(expr.text)) reads.insert(expr.text);
+      for (const ast::Arg& arg : expr.args) todo.push_back(arg.value.get());
+    }
   }
+
+  unsigned& scanned_;
 };
 
 }  // namespace
@@ -353,38 +357,13 @@ struct Flow {
 // The variables that a repeat carries from one iteration to the next: those from outside that its
 // body sets, if the body reads the earlier value or something after the repeat reads the last.
 std::vector<std::string> Lowering::carriedBy(const ast::Repeat& repeat) {
-  Flow inside;
-  std::set<std::string> known;
-  inside.walk(repeat.body, known);
-  Flow after;
+  Flow inside(scanned_), after(scanned_);
+  inside.walk(repeat.body);
   for (size_t i = frame().rest.size(); i-- > 0;) {
     const auto& [body, next] = frame().rest[i];
-    bool isLoop = frame().restIsLoop[i];
-    std::set<std::string> none;
-    for (size_t at = isLoop ? 0 : next; at < body->size(); ++at) {
-      if (scanned_ + after.scanned > kMaxScan) break;
-      const ast::Stmt& stmt = (*body)[at];
-      if (const auto* assign = std::get_if<ast::Assign>(&stmt.node))
-        after.read(*assign->value, none);
-      else if (const auto* loss = std::get_if<ast::Loss>(&stmt.node))
-        after.read(*loss->value, none);
-      else if (const auto* inner = std::get_if<ast::Repeat>(&stmt.node)) {
-        Flow flow;
-        std::set<std::string> all;
-        flow.walk(inner->body, all);
-        after.reads.insert(flow.reads.begin(), flow.reads.end());
-        after.scanned += flow.scanned;
-      } else if (const auto* branch = std::get_if<ast::If>(&stmt.node)) {
-        Flow flow;
-        std::set<std::string> then, otherwise;
-        flow.walk(branch->then, then);
-        flow.walk(branch->otherwise, otherwise);
-        after.reads.insert(flow.reads.begin(), flow.reads.end());
-        after.scanned += flow.scanned;
-      }
-    }
+    after.walk(llvm::ArrayRef(*body).drop_front(next));
+    if (frame().restIsLoop[i]) after.walk(*body);
   }
-  scanned_ += inside.scanned + after.scanned;
   std::vector<std::string> carried;
   for (const std::string& name : inside.sets) {
     const Item* item = findName(name);

@@ -107,7 +107,7 @@ const std::vector<Builtin>& Builtin::table() {
         {"v", T::Tensor},
         {"causal", T::Flag},
         {"window", T::Integer, 0, 0},
-        {"scale", T::Number, 0, 0, kInf, "", true},
+        {"scale", T::Number, 0, 0},
         {"over", T::DimName, kNone, 0, 0, "seq"},
         {"by", T::DimName, kNone, 0, 0, "width"}},
        [](Lowering& l, BoundArgs& a) { return l.lowerAttend(a); }},
@@ -175,7 +175,6 @@ Item Lowering::callBuiltin(const Builtin& builtin, const ast::Expr& call, const 
     const Param& param = builtin.params[i];
     Bound& bound = args.list[i];
     const ast::Expr* value = (*matched)[i] ? (*matched)[i]->value.get() : nullptr;
-    bound.given = value;
     bound.loc = value ? value->loc : call.loc;
     bool isBareFlag = value && (*matched)[i]->key.text.empty();
     switch (param.takes) {

@@ -12,7 +12,6 @@ namespace planc::lowering {
 struct Bound {
   Item item;
   Dim dim;
-  bool given = false;
   double number = 0;
   std::string word;
   Loc loc;

@@ -84,7 +84,7 @@ Item Lowering::lowerAttend(BoundArgs& args) {
   }
   if (args[3].number != 0) attrs.set("causal", int64_t{1});
   if (args[4].number > 0) attrs.set("window", int64_t(args[4].number));
-  attrs.set("scale", args[5].given ? args[5].number : 1 / std::sqrt(double(by.size)));
+  attrs.set("scale", args[5].number > 0 ? args[5].number : 1 / std::sqrt(double(by.size)));
   Op* op = at(loc).create(OpKind::Attend, {args.tensor(0), args.tensor(1), args.tensor(2)},
                           {result, q.without(by.name).withElem(scalar_)}, attrs);
   return Item::tensor(op->result(0));

@@ -172,7 +172,15 @@ class Recovery : public antlr4::DefaultErrorStrategy {
     report(parser, error);
   }
 
-  void recover(antlr4::Parser* parser, std::exception_ptr) override { skip(parser); }
+  // An error before the first token of a line is taken comes back to it, in a loop for ever: when it
+  // comes to the same place of the grammar, that token goes.
+  void recover(antlr4::Parser* parser, std::exception_ptr) override {
+    antlr4::TokenStream& in = *parser->getTokenStream();
+    std::pair<size_t, size_t> here{in.index(), parser->getState()};
+    if (here == lastRecovery_ && in.LA(1) != Token::EOF) in.consume();
+    skip(parser);
+    lastRecovery_ = {in.index(), here.second};
+  }
 
   // To the next line that begins with a word or a `}`. Groups in braces are skipped whole, but for
   // the body of a module, `repeat` or `if` whose head is wrong: that is parsed for its own errors.
@@ -333,6 +341,7 @@ class Recovery : public antlr4::DefaultErrorStrategy {
   uint32_t file_;
   Diagnostics& diags_;
   size_t decisionIndex_ = size_t(-1);
+  std::pair<size_t, size_t> lastRecovery_{-1, -1};  // where the last skip ended, and its state
   size_t decisionState_ = 0;
   antlr4::RuleContext* decisionContext_ = nullptr;
   size_t lastLine_ = 0;

@@ -20,7 +20,8 @@ static Error broken(const Twine& what) {
 ValueSources::ValueSources(const Module& module) {
   for (const auto& function : module.functions)
     walk(*function->body, [&](const Op* op) {
-      if (op->kind != OpKind::Write || op->var->kind != VarKind::Slot || op->operands().empty())
+      if (op->kind != OpKind::Write || !op->var || op->var->kind != VarKind::Slot ||
+          op->operands().empty())
         return;
       auto [at, isNew] = writes_.try_emplace(op->var, op->operand(0));
       if (!isNew) at->second = nullptr;
@@ -30,7 +31,7 @@ ValueSources::ValueSources(const Module& module) {
 const Value* ValueSources::source(const Value* value) const {
   for (int hops = 0; hops < 4 && value && value->def(); ++hops) {
     const Op* op = value->def();
-    if (op->kind != OpKind::Read || op->var->kind != VarKind::Slot) return value;
+    if (op->kind != OpKind::Read || !op->var || op->var->kind != VarKind::Slot) return value;
     value = writes_.lookup(op->var);
   }
   return nullptr;

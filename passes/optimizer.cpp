@@ -1,7 +1,7 @@
 // Adds @update: the gradient's norm over all weights, clipping, the learning rate of the step, and
 // the optimizer's op on every weight with its moments. Whole stacks are updated at once: an
 // optimizer does not care about dims. With `precision bf16` it also renews the copies. Tested by
-// tests/passes/optimizer and, against PyTorch's AdamW and SGD, tests/runtime/golden_test.cpp.
+// tests/passes/optimizer and tests/runtime/equivalence_test.cpp.
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/STLExtras.h"

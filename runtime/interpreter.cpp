@@ -1,5 +1,5 @@
 // See interpreter.h. `repeat` moves counters, and pointers follow through their strides, so a rolled
-// body is prepared once. Tested by tests/runtime/interpreter_test.cpp (against the reference) and
+// body is prepared once. Tested by tests/runtime/equivalence_test.cpp (against the reference) and
 // all end-to-end tests.
 #include "runtime/interpreter.h"
 

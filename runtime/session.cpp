@@ -1,6 +1,6 @@
 // Weights, checkpoints and steps. What a checkpoint holds follows from the variables' kinds: weights
 // and moments by name, the step in the metadata; gradients, slots and copies are made anew. Tested
-// by tests/runtime/session_test.cpp and tests/tools/checkpoint.test.
+// by tests/tools/checkpoint.test and tests/runtime/golden_test.cpp.
 #include "runtime/session.h"
 
 #include <algorithm>

@@ -6,7 +6,7 @@ import lit.formats
 config.name = "planc"
 config.test_format = lit.formats.ShTest(execute_external=False)
 config.suffixes = [".ir", ".test", ".plan"]
-config.excludes = ["golden", "fuzz", "inputs", "errors", "fmt"]
+config.excludes = ["golden", "fuzz", "inputs", "errors", "fmt", "language"]
 config.test_source_root = os.path.dirname(__file__)
 build = os.environ.get("PLANC_BINARY_DIR", os.path.join(config.test_source_root, "..", "build", "release"))
 config.test_exec_root = os.path.join(build, "lit")

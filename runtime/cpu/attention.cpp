@@ -19,6 +19,9 @@ namespace {
 
 constexpr int64_t kQueries = 64, kKeys = 512;
 
+// Rows of scores are padded to whole vectors: what lies behind the last key is computed and dropped.
+int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
 // One tensor as rows by position.
 struct Tensor {
   Elem elem = Elem::F32;
@@ -216,14 +219,15 @@ class AttendKernel : public Kernel {
     for (int64_t at = keys.first; at < keys.last; at += kKeys) {
       int64_t n = std::min(kKeys, keys.last - at);
       Matrix<T> k = rowsOf(tensors[K], in[K], offsets[K], at, n, copyK);
-      gemm(rows, n, widthQ, T(attention_.scale), q, transposed(k), T(0), scores, n);
+      int64_t step = padded(n);
+      gemm(rows, n, widthQ, T(attention_.scale), q, transposed(k), T(0), scores, step);
       for (int64_t r = 0; r < rows; ++r) {
-        T rescale = addRow(begin + r, at, n, scores + r * n, most[r], total[r]);
+        T rescale = addRow(begin + r, at, n, scores + r * step, most[r], total[r]);
         if (at == keys.first || rescale == T(1)) continue;
         for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= rescale;
       }
       Matrix<T> v = rowsOf(tensors[V], in[V], offsets[V], at, n, copyV);
-      gemm(rows, widthV, n, T(1), {scores, n, 1}, v, at == keys.first ? T(0) : T(1), a, rowA);
+      gemm(rows, widthV, n, T(1), {scores, step, 1}, v, at == keys.first ? T(0) : T(1), a, rowA);
     }
     for (int64_t r = 0; r < rows; ++r) {
       T scale = T(1) / total[r];
@@ -241,13 +245,18 @@ class AttendKernel : public Kernel {
     Seen seen = keysSeen(attention_, query, at, at + n);
     T* visible = row + (seen.first - at);
     int64_t count = seen.last - seen.first;
-    T newMost = count == 0 ? most : std::max(most, maxRow(visible, count));
     std::fill(row, visible, T(0));
-    std::fill(visible + count, row + n, T(0));
-    if (count == 0) return T(1);
+    if (count == 0) {
+      std::fill(visible, row + n, T(0));
+      return T(1);
+    }
+    int64_t whole = std::min(padded(count), row + padded(n) - visible);
+    std::fill(visible + count, visible + whole, -std::numeric_limits<T>::infinity());
+    T newMost = std::max(most, maxRow(visible, whole));
     T rescale = fastExp(most - newMost);
-    total = total * rescale + expRow(visible, newMost, count, visible);
+    total = total * rescale + expRow(visible, newMost, whole, visible);
     most = newMost;
+    if (visible + whole < row + n) std::fill(visible + whole, row + n, T(0));
     return rescale;
   }
 
@@ -338,13 +347,15 @@ class AttendGradKernel : public Kernel {
       Matrix<T> k = task.k, v = task.v;
       k.data += at * k.rows;
       v.data += at * v.rows;
-      gemm(rows, n, widthQ, scale, q, transposed(k), T(0), task.scores, n);
-      gemm(rows, n, widthV, T(1), da, transposed(v), T(0), task.slopes, n);
+      int64_t step = padded(n);
+      gemm(rows, n, widthQ, scale, q, transposed(k), T(0), task.scores, step);
+      gemm(rows, n, widthV, T(1), da, transposed(v), T(0), task.slopes, step);
       for (int64_t r = 0; r < rows; ++r) {
         T lse = loadOne<T>(in[Lse], t[Lse].elem, offsets[Lse] + (begin + r) * t[Lse].row);
-        slopeRow(begin + r, at, n, lse, task.dot[r], task.scores + r * n, task.slopes + r * n);
+        slopeRow(begin + r, at, n, lse, task.dot[r], task.scores + r * step,
+                 task.slopes + r * step);
       }
-      Matrix<T> p{task.scores, n, 1}, ds{task.slopes, n, 1};
+      Matrix<T> p{task.scores, step, 1}, ds{task.slopes, step, 1};
       gemm(n, widthV, rows, T(1), transposed(p), da, T(1), task.dv + at * task.rowDv, task.rowDv);
       gemm(n, widthQ, rows, scale, transposed(ds), q, T(1), task.dk + at * task.rowDk, task.rowDk);
       gemm(rows, widthQ, n, scale, ds, k, at == keys.first ? T(0) : T(1), dq, rowDq);
@@ -358,8 +369,9 @@ class AttendGradKernel : public Kernel {
     int64_t first = seen.first - at, last = seen.last - at;
     std::fill(scores, scores + first, T(0));
     std::fill(slopes, slopes + first, T(0));
+    int64_t end = std::min(first + padded(last - first), padded(n));
 #pragma omp simd
-    for (int64_t i = first; i < last; ++i) {
+    for (int64_t i = first; i < end; ++i) {
       T p = fastExp(scores[i] - lse);
       scores[i] = p;
       slopes[i] = p * (slopes[i] - dot);

@@ -6,6 +6,8 @@
 namespace planc::cpu {
 namespace {
 
+constexpr int64_t kBlock = 256;
+
 // What each valid token weighs; nothing in a step without any.
 double perToken(double scale, const void* count) {
   int32_t tokens = *static_cast<const int32_t*>(count);
@@ -41,9 +43,10 @@ KernelOr prepareCrossEntropy(const Op& op, Shared& shared) {
         visitRows([&](const Rows::Row<T>& row) {
           int64_t n = rows.size();
           const T* x = row.load(0, in[0]);
-          T most = maxRow(x, n), total = 0;
-#pragma omp simd reduction(+ : total)
-          for (int64_t i = 0; i < n; ++i) total += fastExp(x[i] - most);
+          T most = maxRow(x, n), total = 0, block[kBlock];
+          for (int64_t i = 0; i < n; i += kBlock) {
+            total += expRow(x + i, most, std::min(kBlock, n - i), block);
+          }
           T lse = most + std::log(total);
           row.setOne(2, lse, out[1]);
           int32_t target = static_cast<const int32_t*>(in[1])[row.offsets[1]];

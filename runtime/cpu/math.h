@@ -102,39 +102,74 @@ inline double fastSigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 inline double fastTanh(double x) { return std::tanh(x); }
 inline double fastErf(double x) { return std::erf(x); }
 
-// Sums and the like over a row; the order of the additions depends only on n.
+// A whole vector of elements at any address of theirs.
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+template <class T>
+inline constexpr int64_t kLanes = 64 / int64_t(sizeof(T));
+
+// Folds terms 0 ... n - 1 in an order that depends only on n: lane by lane over whole vectors, four of
+// them at a time, then the lanes as a tree, then the rest. term(i, X()) gives element i as T, or
+// the elements from i on as a vector.
+template <class T, class Term, class Fold>
+inline T foldRow(int64_t n, T start, Term&& term, Fold&& fold) {
+  using V = Vector<T>;
+  constexpr int64_t L = kLanes<T>;
+  V vectors[4];
+  for (V& v : vectors) v = V{} + start;
+  int64_t i = 0;
+  for (; i + 4 * L <= n; i += 4 * L) {
+    for (int64_t u = 0; u < 4; ++u) vectors[u] = fold(vectors[u], term(i + u * L, V()));
+  }
+  for (; i + L <= n; i += L) vectors[0] = fold(vectors[0], term(i, V()));
+  V all = fold(fold(vectors[0], vectors[1]), fold(vectors[2], vectors[3]));
+  T lanes[L];
+  __builtin_memcpy(lanes, &all, sizeof lanes);
+  for (int64_t w = L / 2; w > 0; w /= 2) {
+    for (int64_t l = 0; l < w; ++l) lanes[l] = fold(lanes[l], lanes[l + w]);
+  }
+  T result = lanes[0];
+  for (; i < n; ++i) result = fold(result, term(i, T()));
+  return result;
+}
+
+template <class X, class T>
+inline const X& at(const T* x, int64_t i) {
+  return *reinterpret_cast<const X*>(x + i);
+}
+
+template <class T, class Term>
+inline T sumOf(int64_t n, Term&& term) {
+  return foldRow<T>(n, T(0), term, [](auto a, auto b) { return a + b; });
+}
 template <class T>
 T sumRow(const T* x, int64_t n) {
-  T sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += x[i];
-  return sum;
+  return sumOf<T>(n, [=](int64_t i, auto kind) { return at<decltype(kind)>(x, i); });
 }
 template <class T>
 T dotRow(const T* x, const T* y, int64_t n) {
-  T sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
-  return sum;
+  return sumOf<T>(n, [=](int64_t i, auto kind) {
+    using X = decltype(kind);
+    return at<X>(x, i) * at<X>(y, i);
+  });
 }
 template <class T>
 T maxRow(const T* x, int64_t n) {
-  T most = -std::numeric_limits<T>::infinity();
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < n; ++i) most = x[i] > most ? x[i] : most;
-  return most;
+  return foldRow<T>(
+      n, -std::numeric_limits<T>::infinity(),
+      [=](int64_t i, auto kind) { return at<decltype(kind)>(x, i); },
+      [](auto a, auto b) { return b > a ? b : a; });
 }
 // y = exp(x - shift), which may be x; gives the sum.
 template <class T>
 T expRow(const T* x, T shift, int64_t n, T* y) {
-  T sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) {
-    T e = fastExp(x[i] - shift);
-    y[i] = e;
-    sum += e;
-  }
-  return sum;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = fastExp(x[i] - shift);
+  return sumRow(y, n);
 }
 
 }  // namespace planc::cpu

@@ -55,9 +55,11 @@ KernelOr prepareNorm(const Op& op, Shared& shared) {
         int64_t n = rows.size();
         const T* x = row.load(0, in[0]);
         T* y = row.target(1, out[0]);
-        T mean = center ? sumRow(x, n) / T(n) : T(0), squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+        T mean = center ? sumRow(x, n) / T(n) : T(0);
+        T squares = sumOf<T>(n, [=](int64_t i, auto kind) {
+          auto difference = at<decltype(kind)>(x, i) - mean;
+          return difference * difference;
+        });
         T scale = T(1) / std::sqrt(squares / T(n) + T(eps));
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale;
@@ -80,13 +82,8 @@ KernelOr prepareNormGrad(const Op& op, Shared& shared) {
         int64_t n = rows.size();
         const T *dy = row.load(0, in[0]), *y = row.load(1, in[1]);
         T* dx = row.target(3, out[0]);
-        T dot = 0, sum = 0;
-#pragma omp simd reduction(+ : dot, sum)
-        for (int64_t i = 0; i < n; ++i) {
-          dot += y[i] * dy[i];
-          sum += dy[i];
-        }
-        T scale = row.one(2, in[2]), meanDot = dot / T(n), mean = center ? sum / T(n) : T(0);
+        T scale = row.one(2, in[2]), meanDot = dotRow(y, dy, n) / T(n);
+        T mean = center ? sumRow(dy, n) / T(n) : T(0);
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) dx[i] = scale * (dy[i] - y[i] * meanDot - mean);
         row.store(3, dx, out[0]);

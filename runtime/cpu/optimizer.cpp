@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "runtime/cpu/kernels.h"
+#include "runtime/cpu/math.h"
 
 namespace planc::cpu {
 namespace {
@@ -129,10 +130,7 @@ KernelOr prepareSumSquares(const Op& op, Shared& shared) {
           int64_t n = std::min(kBlock, end - at);
           const T* x = loadRow(in[0], from, at, 1, n,
                                reinterpret_cast<T*>(shared.pool.scratch(thread)));
-          T part = 0;
-#pragma omp simd reduction(+ : part)
-          for (int64_t i = 0; i < n; ++i) part += x[i] * x[i];
-          sum += double(part);
+          sum += double(dotRow(x, x, n));
         }
         parts[size_t(begin / kPiece)] = sum;
       });

@@ -121,6 +121,7 @@ struct Shared {
     Random random(seed * 1000003 + shared.done);
     std::string input = corpus[below(random, corpus.size())];
     for (size_t n = 1 + below(random, 8); n > 0; --n) mutate(input, target, corpus, random);
+    if (target.repair != nullptr && below(random, 8) != 0) target.repair(input);
     shared.size = input.size();
     std::memcpy(shared.input, input.data(), input.size());
     ::alarm(kHangSeconds);

@@ -5,11 +5,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "frontend/ast.h"
 #include "frontend/frontend.h"
 #include "ir/planx.h"
 #include "ir/text.h"
+#include "llvm/Support/CRC.h"
 #include "runtime/io/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -87,6 +89,30 @@ bool runPlanx(llvm::StringRef bytes) {
   return true;
 }
 
+// The header as ir/planx.h has it: 16 bytes, then 16 a section (tag, size, checksum), and its own
+// checksum. The last section takes up what the mutation added or removed.
+void repairPlanx(std::string& bytes) {
+  auto put = [&](size_t at, auto value) { std::memcpy(&bytes[at], &value, sizeof(value)); };
+  auto crc = [&](size_t from, size_t size) {
+    return llvm::crc32({reinterpret_cast<const uint8_t*>(bytes.data()) + from, size});
+  };
+  uint32_t sections = 0;
+  if (bytes.size() < 16) return;
+  std::memcpy(&sections, &bytes[12], 4);
+  size_t header = 16 + size_t(sections) * 16 + 4;
+  if (sections == 0 || sections > 8 || bytes.size() < header) return;
+  size_t at = header;
+  for (uint32_t i = 0; i < sections; ++i) {
+    uint64_t size = 0;
+    std::memcpy(&size, &bytes[20 + i * 16], 8);
+    if (i + 1 == sections || size > bytes.size() - at) size = bytes.size() - at;
+    put(20 + i * 16, size);
+    put(28 + i * 16, crc(at, size_t(size)));
+    at += size_t(size);
+  }
+  put(header - 4, crc(0, header - 4));
+}
+
 bool runSafetensors(llvm::StringRef bytes) {
   MemoryFile memory(bytes);
   llvm::Expected<SafetensorsFile> file = SafetensorsFile::open(memory.path());
@@ -128,7 +154,7 @@ llvm::ArrayRef<FuzzTarget> fuzzTargets() {
   static const FuzzTarget targets[] = {
       {"plan", runPlan, kPlanWords},
       {"ir", runIr, kIrWords},
-      {"planx", runPlanx, kPlanxWords},
+      {"planx", runPlanx, kPlanxWords, repairPlanx},
       {"safetensors", runSafetensors, kTensorWords},
   };
   return targets;

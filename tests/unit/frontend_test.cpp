@@ -84,7 +84,8 @@ TEST(Frontend, Limits) {
     const Message& message = diags.messages().front();
     EXPECT_EQ(name(message.id), name(limit.id)) << limit.name;
     EXPECT_EQ(message.loc.line, limit.line) << limit.name;
-    if (limit.column != 0) EXPECT_EQ(message.loc.column, limit.column) << limit.name;
+    uint32_t column = limit.column == 0 ? message.loc.column : limit.column;
+    EXPECT_EQ(message.loc.column, column) << limit.name;
   }
 }
 

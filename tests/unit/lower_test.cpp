@@ -1,6 +1,6 @@
 // Lowering: what a plan's text becomes. Rows of facts: types of values by their names in the plan,
 // names and sizes of weights, ops in order, sizes of the standard models as published. What is
-// refused stands in tests/frontend/errors/lower*.plan; here only limits, whose inputs are long.
+// refused stands in tests/frontend/errors; here only limits, whose inputs are long.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Who may include whom: docs/architecture.md, "Folders". Fails with every include that may not be."""
+import pathlib
+import re
+import sys
+
+ALLOWED = {
+    "ir": {"ir"},
+    "frontend": {"frontend", "ir"},
+    "passes": {"passes", "ir"},
+    "runtime": {"runtime", "ir"},
+    "tools": {"tools", "frontend", "passes", "runtime", "ir"},
+}
+# Headers of a library that only some files may see.
+ONLY = [
+    (re.compile(r"antlr4|PlanLexer|PlanParser"), {"frontend/parse.cpp"}),
+    (re.compile(r"^dnnl|^omp\.h"), {"runtime/cpu/gemm.cpp", "runtime/cpu/pool.cpp"}),
+    (re.compile(r"llvm/Support/CommandLine"), {"tools/planc.cpp", "tools/planrun.cpp"}),
+]
+
+root = pathlib.Path(__file__).resolve().parents[2]
+bad = []
+for folder, allowed in ALLOWED.items():
+    for path in sorted((root / folder).rglob("*")):
+        if path.suffix not in (".h", ".cpp", ".def"):
+            continue
+        name = str(path.relative_to(root))
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = re.match(r'\s*#include\s+(["<])([^">]+)[">]', line)
+            if not match:
+                continue
+            header = match[2]
+            first = header.split("/")[0]
+            if match[1] == '"' and first in ALLOWED and first not in allowed:
+                bad.append(f"{name}:{number}: '{folder}' may not include '{header}'")
+            # Backends are made by factories: nobody includes their headers.
+            if header.startswith("runtime/cpu/") and not name.startswith("runtime/cpu/"):
+                bad.append(f"{name}:{number}: '{header}' is for runtime/cpu only")
+            for pattern, files in ONLY:
+                if pattern.search(header) and name not in files:
+                    bad.append(f"{name}:{number}: '{header}' is for {', '.join(sorted(files))} only")
+print("\n".join(bad) or "layering: every include is allowed")
+sys.exit(bool(bad))
