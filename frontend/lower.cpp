@@ -421,6 +421,9 @@ void Lowering::lower(const ast::Repeat& repeat, Loc loc) {
           .note(before[i].loc, Diag::DeclaredHere, names[i])
           .suggest("a repeat gives each iteration the same dims; use another name inside");
       value = nullptr;
+    } else if (value && last.offsets != before[i].offsets) {
+      error(last.loc, Diag::OtherRouting);
+      value = nullptr;
     }
     good.push_back(value);
     yields.push_back(value ? value : op->body->args()[i]);
@@ -494,8 +497,9 @@ void Lowering::finish() {
     begin.write(counts_[var.get()], count);
   }
   begin.loc = {};
-  for (llvm::StringRef name : {"loss", "penalty"})
-    if (Variable* var = module_.findVar(name)) begin.create(OpKind::Zero, {}, {}, {}, var);
+  for (const auto& var : module_.vars)
+    if (var->kind == VarKind::Metric && isFloat(var->type.elem))
+      begin.create(OpKind::Zero, {}, {}, {}, var.get());
 
   module_.schedule.push_back({"begin", -1});
   for (int64_t i = 0; i < settings_.microbatches; ++i) module_.schedule.push_back({"forward", i});

@@ -61,7 +61,8 @@ Value* Lowering::readVar(Variable* var, Loc loc) {
 }
 
 Variable* Lowering::metric(llvm::StringRef name, Elem elem) {
-  if (Variable* var = module_.findVar(name)) return var;
+  Variable* seen = module_.findVar(name);
+  if (seen && seen->kind == VarKind::Metric) return seen;
   Variable var;
   var.name = name.str();
   var.kind = VarKind::Metric;

@@ -78,6 +78,11 @@ std::optional<Dim> Lowering::dimNamed(const ast::Ident& ident) {
 // A dim's name means one size wherever tensors may meet, so a module can't give a caller's name
 // another size.
 bool Lowering::declareDim(const ast::Ident& name, int64_t size, bool isRepeat) {
+  for (llvm::StringRef own : {"microbatch", "choice", "bound"})
+    if (name.text == own) {
+      error(name.loc, Diag::DimReserved, own).suggest("choose another name");
+      return false;
+    }
   for (const DimEntry& entry : dims_) {
     if (entry.dim.name != name.text) continue;
     bool mayRepeat = frames_.size() > 1 && !isRepeat && entry.dim.size == size;

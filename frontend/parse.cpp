@@ -141,25 +141,31 @@ class Recovery : public antlr4::DefaultErrorStrategy {
   // statements goes on after a wrong one.
   void sync(antlr4::Parser* parser) override {
     antlr4::TokenStream& in = *parser->getTokenStream();
-    if (in.index() != decisionIndex_) {
-      decisionIndex_ = in.index();
-      decisionState_ = parser->getState();
-      decisionContext_ = parser->getContext();
-    }
+    noteDecision(parser);
     size_t rule = parser->getRuleContext()->getRuleIndex();
     if (rule != PlanParser::RuleBlock && rule != PlanParser::RulePlan &&
         rule != PlanParser::RuleDevice && rule != PlanParser::RuleCluster)
       return;
     const antlr4::atn::ATN& atn = parser->getATN();
     antlr4::misc::IntervalSet next = atn.nextTokens(atn.states[parser->getState()]);
-    if (next.contains(in.LA(1)) || !next.contains(parser->getTokenType("'}'"))) return;
-    if (isFirstOfLine(in)) endErrorCondition(parser);
-    reportError(parser, antlr4::InputMismatchException(parser));
-    // A declaration here means that a `}` is missing: the loop ends.
-    if (in.LA(1) == Token::EOF || llvm::is_contained(kItems, textOf(in.LT(1)))) return;
-    if (textOf(in.LT(1)) != "{") in.consume();
-    skip(parser);
-    sync(parser);
+    if (!next.contains(parser->getTokenType("'}'"))) return;
+    while (!next.contains(in.LA(1))) {
+      if (isFirstOfLine(in)) endErrorCondition(parser);
+      reportError(parser, antlr4::InputMismatchException(parser));
+      // A declaration here means that a `}` is missing: the loop ends.
+      if (in.LA(1) == Token::EOF || llvm::is_contained(kItems, textOf(in.LT(1)))) return;
+      if (textOf(in.LT(1)) != "{") in.consume();
+      skip(parser);
+      noteDecision(parser);
+    }
+  }
+
+  void noteDecision(antlr4::Parser* parser) {
+    size_t index = parser->getTokenStream()->index();
+    if (index == decisionIndex_) return;
+    decisionIndex_ = index;
+    decisionState_ = parser->getState();
+    decisionContext_ = parser->getContext();
   }
 
   Token* recoverInline(antlr4::Parser* parser) override {
@@ -172,8 +178,8 @@ class Recovery : public antlr4::DefaultErrorStrategy {
     report(parser, error);
   }
 
-  // An error before the first token of a line is taken comes back to it, in a loop for ever: when it
-  // comes to the same place of the grammar, that token goes.
+  // An error before the first token of a line is taken comes back to it, in a loop for ever: when
+  // it comes to the same place of the grammar, that token goes.
   void recover(antlr4::Parser* parser, std::exception_ptr) override {
     antlr4::TokenStream& in = *parser->getTokenStream();
     std::pair<size_t, size_t> here{in.index(), parser->getState()};

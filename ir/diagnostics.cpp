@@ -16,12 +16,20 @@ const DiagInfo kDiags[] = {
 #define DIAG(id, severity, text) {#id, Severity::severity, text},
 #include "ir/diagnostics.def"
 };
-constexpr size_t kMaxLine = 160;  // columns of source shown
+constexpr size_t kMaxLine = 160;       // columns of source shown
+constexpr size_t kMaxMessages = 2000;  // kept; further errors are only counted
+constexpr size_t kMaxDropped = 100;    // whose references stay valid
 }  // namespace
 
-llvm::StringRef name(Diag id) { return kDiags[size_t(id)].name; }
-Severity severity(Diag id) { return kDiags[size_t(id)].severity; }
-const char* text(Diag id) { return kDiags[size_t(id)].text; }
+llvm::StringRef name(Diag id) {
+  return kDiags[size_t(id)].name;
+}
+Severity severity(Diag id) {
+  return kDiags[size_t(id)].severity;
+}
+const char* text(Diag id) {
+  return kDiags[size_t(id)].text;
+}
 
 uint32_t Diagnostics::addFile(llvm::StringRef path, std::string text) {
   paths_.push_back(path.str());
@@ -30,11 +38,21 @@ uint32_t Diagnostics::addFile(llvm::StringRef path, std::string text) {
 }
 
 Message& Diagnostics::add(Diag id, Loc loc, std::string text) {
+  bool isError = severity(id) == Severity::Error;
+  auto drop = [&]() -> Message& {
+    if (dropped_.size() >= kMaxDropped) dropped_.pop_front();
+    return dropped_.emplace_back(Message{id, loc, std::move(text), {}, {}});
+  };
+  // A hostile file can be wrong a million times.
+  if (messages_.size() >= kMaxMessages) {
+    if (isError) ++errors_;
+    return drop();
+  }
   for (const Message& seen : messages_)
     if (seen.id == id && seen.loc.file == loc.file && seen.loc.line == loc.line &&
         seen.loc.column == loc.column && seen.text == text)
-      return dropped_.emplace_back(Message{id, loc, std::move(text), {}, {}});
-  if (severity(id) == Severity::Error) ++errors_;
+      return drop();
+  if (isError) ++errors_;
   return messages_.emplace_back(Message{id, loc, std::move(text), {}, {}});
 }
 
@@ -46,8 +64,8 @@ void Diagnostics::printLine(llvm::raw_ostream& out, Loc loc) const {
   size_t column = std::min<size_t>(loc.column ? loc.column - 1 : 0, line.size());
   size_t start = column > kMaxLine / 2 && line.size() > kMaxLine ? column - kMaxLine / 2 : 0;
   llvm::StringRef shown = line.substr(start, kMaxLine);
-  // Anything that is not printable ASCII could move the caret or the terminal: show it as `?`; a tab
-  // as a blank.
+  // Anything that is not printable ASCII could move the caret or the terminal: show it as `?`; a
+  // tab as a blank.
   auto plain = [](char c) { return c == '\t' ? ' ' : c >= 32 && c < 127 ? c : '?'; };
   for (char c : shown) out << plain(c);
   out << '\n';

@@ -19,8 +19,8 @@ using Array = std::vector<double>;
 // its variable that it adds to.
 std::vector<Type> resultTypes(const Op& op);
 
-// Runs one op that touches no variable (all but read, write, accum, zero, repeat) on given operands.
-// An accumulating op gives the one array that it would add; the caller adds it.
+// Runs one op that touches no variable (all but read, write, accum, zero, repeat) on given
+// operands. An accumulating op gives the one array that it would add; the caller adds it.
 std::vector<Array> referenceOp(const Op& op, std::vector<Array> operands,
                                const RunContext& context);
 

@@ -10,12 +10,14 @@
 namespace planc {
 namespace {
 
-Array zerosLike(const Type& type) { return Array(size_t(type.elements()), 0.0); }
+Array zerosLike(const Type& type) {
+  return Array(size_t(type.elements()), 0.0);
+}
 
 // The tokens of a routing in their order, each with its experts' scores.
 struct Tokens {
   struct Token {
-    std::vector<int64_t> index;      // in `space`
+    std::vector<int64_t> index;       // in `space`
     int64_t group = 0, sequence = 0;  // which penalty group and which sequence it is in
     Array score, share;               // by expert: the score, and its part of the scores' sum
   };
@@ -173,8 +175,8 @@ Array referenceRouteGrad(const Op& op, const Arrays& in) {
   }
   std::vector<Array> load = loads(routing, choices);
   double scale = op.attrs.number("scale", 1);
-  double perShare = in[4][0] * op.attrs.number("balance") / double(routing.groups) /
-                    routing.tokensPerGroup();
+  double perShare =
+      in[4][0] * op.attrs.number("balance") / double(routing.groups) / routing.tokensPerGroup();
 
   for (size_t t = 0; t < choices.size(); ++t) {
     const auto& token = routing.tokens[t];
@@ -205,9 +207,8 @@ Array referenceRouteGrad(const Op& op, const Arrays& in) {
     int64_t to = routing.space.steps(type).at(token.index);
     for (size_t e = 0; e < size_t(experts); ++e) {
       double p = token.score[e];
-      double d = routing.isSoftmax
-                     ? p * (dscore[e] - meanScore) + p * (dshare[e] - meanShare)
-                     : p * (1 - p) * (dscore[e] + (dshare[e] - meanShare) / sum);
+      double d = routing.isSoftmax ? p * (dscore[e] - meanScore) + p * (dshare[e] - meanShare)
+                                   : p * (1 - p) * (dscore[e] + (dshare[e] - meanShare) / sum);
       ds[size_t(to + int64_t(e) * stepAlong(type, routing.over))] = d;
     }
   }

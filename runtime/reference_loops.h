@@ -41,7 +41,8 @@ struct Steps {
 class Space {
  public:
   // The union of the dims of some types. A dim that groups a ragged one is not looped over: with
-  // `offsets` its index is the group of the row, and rows of no group are left out; without, it is 0.
+  // `offsets` its index is the group of the row, and rows of no group are left out; without, it is
+  // 0.
   explicit Space(std::initializer_list<const Type*> types, const Array* offsets = nullptr)
       : offsets_(offsets) {
     for (const Type* type : types) {

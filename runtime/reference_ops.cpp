@@ -13,10 +13,18 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-double normalCdf(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
-double normalPdf(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * kPi); }
-double geluTanhInner(double x) { return std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x); }
+double sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+double normalCdf(double x) {
+  return 0.5 * std::erfc(-x / std::sqrt(2.0));
+}
+double normalPdf(double x) {
+  return std::exp(-x * x / 2) / std::sqrt(2 * kPi);
+}
+double geluTanhInner(double x) {
+  return std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x);
+}
 
 double geluTanhSlope(double x) {
   double t = std::tanh(geluTanhInner(x));
@@ -26,42 +34,71 @@ double geluTanhSlope(double x) {
 
 double unary(OpKind kind, double a) {
   switch (kind) {
-    case OpKind::Neg: return -a;
-    case OpKind::Exp: return std::exp(a);
-    case OpKind::Log: return std::log(a);
-    case OpKind::Sqrt: return std::sqrt(a);
-    case OpKind::Rsqrt: return 1 / std::sqrt(a);
-    case OpKind::Square: return a * a;
-    case OpKind::Tanh: return std::tanh(a);
-    case OpKind::Sigmoid: return sigmoid(a);
-    case OpKind::Relu: return std::max(a, 0.0);
-    case OpKind::Silu: return a * sigmoid(a);
-    case OpKind::Gelu: return a * normalCdf(a);
-    case OpKind::GeluTanh: return 0.5 * a * (1 + std::tanh(geluTanhInner(a)));
-    default: llvm_unreachable("not unary");
+    case OpKind::Neg:
+      return -a;
+    case OpKind::Exp:
+      return std::exp(a);
+    case OpKind::Log:
+      return std::log(a);
+    case OpKind::Sqrt:
+      return std::sqrt(a);
+    case OpKind::Rsqrt:
+      return 1 / std::sqrt(a);
+    case OpKind::Square:
+      return a * a;
+    case OpKind::Tanh:
+      return std::tanh(a);
+    case OpKind::Sigmoid:
+      return sigmoid(a);
+    case OpKind::Relu:
+      return std::max(a, 0.0);
+    case OpKind::Silu:
+      return a * sigmoid(a);
+    case OpKind::Gelu:
+      return a * normalCdf(a);
+    case OpKind::GeluTanh:
+      return 0.5 * a * (1 + std::tanh(geluTanhInner(a)));
+    default:
+      llvm_unreachable("not unary");
   }
 }
 
 double binary(OpKind kind, double a, double b) {
   switch (kind) {
-    case OpKind::Add: return a + b;
-    case OpKind::Sub: return a - b;
-    case OpKind::Mul: return a * b;
-    case OpKind::Div: return a / b;
-    case OpKind::Max: return std::max(a, b);
-    case OpKind::Min: return std::min(a, b);
-    case OpKind::Ge: return a >= b ? 1 : 0;
-    case OpKind::ReluGrad: return a > 0 ? b : 0;
-    case OpKind::SiluGrad: return b * sigmoid(a) * (1 + a * (1 - sigmoid(a)));
-    case OpKind::GeluGrad: return b * (normalCdf(a) + a * normalPdf(a));
-    case OpKind::GeluTanhGrad: return b * geluTanhSlope(a);
-    default: llvm_unreachable("not binary");
+    case OpKind::Add:
+      return a + b;
+    case OpKind::Sub:
+      return a - b;
+    case OpKind::Mul:
+      return a * b;
+    case OpKind::Div:
+      return a / b;
+    case OpKind::Max:
+      return std::max(a, b);
+    case OpKind::Min:
+      return std::min(a, b);
+    case OpKind::Ge:
+      return a >= b ? 1 : 0;
+    case OpKind::ReluGrad:
+      return a > 0 ? b : 0;
+    case OpKind::SiluGrad:
+      return b * sigmoid(a) * (1 + a * (1 - sigmoid(a)));
+    case OpKind::GeluGrad:
+      return b * (normalCdf(a) + a * normalPdf(a));
+    case OpKind::GeluTanhGrad:
+      return b * geluTanhSlope(a);
+    default:
+      llvm_unreachable("not binary");
   }
 }
 
-const Type& typeOf(const Op& op, unsigned operand) { return op.operand(operand)->type; }
+const Type& typeOf(const Op& op, unsigned operand) {
+  return op.operand(operand)->type;
+}
 
-Array zeros(const Type& type) { return Array(size_t(type.elements()), 0.0); }
+Array zeros(const Type& type) {
+  return Array(size_t(type.elements()), 0.0);
+}
 
 Array elementwise(const Op& op, const Arrays& in, const Type& type) {
   Array out = zeros(type);
@@ -195,14 +232,17 @@ Array normGrad(const Op& op, const Arrays& in, const Type& type) {
 }
 
 // Whether an id names one of `size` rows; others (the -1 of no token) read zero and add nothing.
-bool isRow(double id, int64_t size) { return id >= 0 && id < double(size); }
+bool isRow(double id, int64_t size) {
+  return id >= 0 && id < double(size);
+}
 
 Array lookup(const Op& op, const Array& table, const Array& ids, const Type& type) {
   Array out = zeros(type);
   std::string over = op.attrs.word("over");
   const Type& tableType = typeOf(op, 0);
   Space space({&type});
-  Steps to = space.steps(type), inTable = space.steps(tableType), inIds = space.steps(typeOf(op, 1));
+  Steps to = space.steps(type), inTable = space.steps(tableType),
+        inIds = space.steps(typeOf(op, 1));
   space.each([&](Index i) {
     double id = ids[size_t(inIds.at(i))];
     if (!isRow(id, tableType.size(over))) return;
@@ -215,7 +255,8 @@ Array lookupGrad(const Op& op, const Array& ids, const Array& dy, const Type& ty
   Array out = zeros(type);
   std::string over = op.attrs.word("over");
   Space space({&typeOf(op, 1)});
-  Steps to = space.steps(type), inIds = space.steps(typeOf(op, 0)), inDy = space.steps(typeOf(op, 1));
+  Steps to = space.steps(type), inIds = space.steps(typeOf(op, 0)),
+        inDy = space.steps(typeOf(op, 1));
   space.each([&](Index i) {
     double id = ids[size_t(inIds.at(i))];
     if (!isRow(id, type.size(over))) return;
@@ -379,42 +420,70 @@ Arrays referenceOp(const Op& op, Arrays in, const RunContext& context) {
   const Type& type = types.front();
   if (op.has(Elementwise)) return {elementwise(op, in, type)};
   switch (op.kind) {
-    case OpKind::Const: return {Array(size_t(type.elements()), op.attrs.number("value"))};
-    case OpKind::Fused: return fused(op, in, context);
-    case OpKind::Einsum: return {sumOfProducts(op, in, type, 2)};
+    case OpKind::Const:
+      return {Array(size_t(type.elements()), op.attrs.number("value"))};
+    case OpKind::Fused:
+      return fused(op, in, context);
+    case OpKind::Einsum:
+      return {sumOfProducts(op, in, type, 2)};
     case OpKind::Sum:
-    case OpKind::Spread: return {sumOfProducts(op, in, type, 1)};
-    case OpKind::Softmax: return {softmax(op, in[0], type)};
-    case OpKind::SoftmaxGrad: return {softmaxGrad(op, in[0], in[1], type)};
-    case OpKind::Norm: return norm(op, in[0]);
-    case OpKind::NormGrad: return {normGrad(op, in, type)};
-    case OpKind::Lookup: return {lookup(op, in[0], in[1], type)};
-    case OpKind::LookupGrad: return {lookupGrad(op, in[0], in[1], type)};
+    case OpKind::Spread:
+      return {sumOfProducts(op, in, type, 1)};
+    case OpKind::Softmax:
+      return {softmax(op, in[0], type)};
+    case OpKind::SoftmaxGrad:
+      return {softmaxGrad(op, in[0], in[1], type)};
+    case OpKind::Norm:
+      return norm(op, in[0]);
+    case OpKind::NormGrad:
+      return {normGrad(op, in, type)};
+    case OpKind::Lookup:
+      return {lookup(op, in[0], in[1], type)};
+    case OpKind::LookupGrad:
+      return {lookupGrad(op, in[0], in[1], type)};
     case OpKind::CountValid:
       return {{double(llvm::count_if(in[0], [](double id) { return id >= 0; }))}};
-    case OpKind::CrossEntropy: return crossEntropy(op, in);
-    case OpKind::CrossEntropyGrad: return {crossEntropyGrad(op, in, type)};
-    case OpKind::Rope: return {referenceRope(op, in[0])};
-    case OpKind::Attend: return referenceAttend(op, in);
-    case OpKind::AttendGrad: return referenceAttendGrad(op, in);
-    case OpKind::Dropout: return {dropout(op, in[0], type, context)};
-    case OpKind::Concat: return {concat(op, in, type)};
-    case OpKind::Slice: return {slice(op, in[0], type)};
-    case OpKind::Route: return referenceRoute(op, in[0]);
-    case OpKind::RouteGrad: return {referenceRouteGrad(op, in)};
-    case OpKind::Dispatch: return {referenceDispatch(op, in)};
-    case OpKind::DispatchGrad: return {referenceDispatchGrad(op, in)};
-    case OpKind::Combine: return {referenceCombine(op, in)};
-    case OpKind::CombineGrad: return referenceCombineGrad(op, in);
-    case OpKind::LearningRate: return {{learningRate(op, in[0][0])}};
+    case OpKind::CrossEntropy:
+      return crossEntropy(op, in);
+    case OpKind::CrossEntropyGrad:
+      return {crossEntropyGrad(op, in, type)};
+    case OpKind::Rope:
+      return {referenceRope(op, in[0])};
+    case OpKind::Attend:
+      return referenceAttend(op, in);
+    case OpKind::AttendGrad:
+      return referenceAttendGrad(op, in);
+    case OpKind::Dropout:
+      return {dropout(op, in[0], type, context)};
+    case OpKind::Concat:
+      return {concat(op, in, type)};
+    case OpKind::Slice:
+      return {slice(op, in[0], type)};
+    case OpKind::Route:
+      return referenceRoute(op, in[0]);
+    case OpKind::RouteGrad:
+      return {referenceRouteGrad(op, in)};
+    case OpKind::Dispatch:
+      return {referenceDispatch(op, in)};
+    case OpKind::DispatchGrad:
+      return {referenceDispatchGrad(op, in)};
+    case OpKind::Combine:
+      return {referenceCombine(op, in)};
+    case OpKind::CombineGrad:
+      return referenceCombineGrad(op, in);
+    case OpKind::LearningRate:
+      return {{learningRate(op, in[0][0])}};
     case OpKind::SumSquares: {
       double total = 0;
       for (double x : in[0]) total += x * x;
       return {{total}};
     }
-    case OpKind::AdamW: return adamw(op, std::move(in));
-    case OpKind::Sgd: return sgd(op, std::move(in));
-    default: llvm_unreachable("touches variables or has a body: Reference runs it");
+    case OpKind::AdamW:
+      return adamw(op, std::move(in));
+    case OpKind::Sgd:
+      return sgd(op, std::move(in));
+    default:
+      llvm_unreachable("touches variables or has a body: Reference runs it");
   }
 }
 

@@ -96,7 +96,9 @@ struct Attention {
   }
 };
 
-Array zerosLike(const Type& type) { return Array(size_t(type.elements()), 0.0); }
+Array zerosLike(const Type& type) {
+  return Array(size_t(type.elements()), 0.0);
+}
 
 }  // namespace
 
@@ -120,8 +122,7 @@ Arrays referenceAttend(const Op& op, const Arrays& in) {
       double weight = std::exp(scores[size_t(p)] - most) / total;
       int64_t inV = attention.keysOf(v, row) + p * stepAlong(v, attention.seq);
       value.each([&](Index d) {
-        a[size_t(rowInA.at(row) + widthInA.at(d))] +=
-            weight * in[2][size_t(inV + widthInV.at(d))];
+        a[size_t(rowInA.at(row) + widthInA.at(d))] += weight * in[2][size_t(inV + widthInV.at(d))];
       });
     }
   });

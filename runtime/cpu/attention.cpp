@@ -19,9 +19,6 @@ namespace {
 
 constexpr int64_t kQueries = 64, kKeys = 512;
 
-// Rows of scores are padded to whole vectors: what lies behind the last key is computed and dropped.
-int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
-
 // One tensor as rows by position.
 struct Tensor {
   Elem elem = Elem::F32;
@@ -151,23 +148,26 @@ Matrix<T> transposed(Matrix<T> x) {
   return {x.data, x.columns, x.rows};
 }
 
-// Keys that a query sees, [first, last) of those in [begin, end).
-struct Seen {
+// [first, last) of positions.
+struct Range {
   int64_t first, last;
 };
-Seen keysSeen(const Attention& attention, int64_t query, int64_t begin, int64_t end) {
-  Seen seen{begin, end};
-  if (attention.causal) seen.last = std::min(end, query + 1);
-  if (attention.window > 0) seen.first = std::max(begin, query - attention.window + 1);
-  seen.first = std::min(seen.first, end);
-  seen.last = std::max(seen.last, seen.first);
-  return seen;
-}
 // The keys that any of the queries [begin, end) sees.
-Seen keysOfBlock(const Attention& attention, int64_t begin, int64_t end) {
-  Seen seen = keysSeen(attention, begin, 0, attention.positions);
-  seen.last = keysSeen(attention, end - 1, 0, attention.positions).last;
-  return seen;
+Range keysSeen(const Attention& attention, int64_t begin, int64_t end) {
+  Range keys{0, attention.positions};
+  if (attention.causal) keys.last = end;
+  if (attention.window > 0) keys.first = std::max<int64_t>(0, begin - attention.window + 1);
+  return keys;
+}
+// The queries of the block at `begin` that see a key, counted from the block's start.
+Range queriesSeeing(const Attention& attention, int64_t key, int64_t begin) {
+  Range queries{0, kQueries};
+  if (attention.causal) queries.first = std::clamp<int64_t>(key - begin, 0, kQueries);
+  if (attention.window > 0) {
+    queries.last = std::clamp<int64_t>(key + attention.window - begin, 0, kQueries);
+  }
+  queries.last = std::max(queries.first, queries.last);
+  return queries;
 }
 
 template <class T>
@@ -176,7 +176,7 @@ class AttendKernel : public Kernel {
   AttendKernel(Attention attention, Shared& shared)
       : attention_(std::move(attention)), shared_(shared) {
     auto [q, k, v, a] = widths();
-    int64_t room = kQueries * (kKeys + q + a + 2) + kKeys * (k + v) + 64;
+    int64_t room = kQueries * (kKeys + q + a) + kKeys * (k + v) + 64;
     shared_.pool.reserveScratch(room * int64_t(sizeof(T)));
   }
 
@@ -207,59 +207,79 @@ class AttendKernel : public Kernel {
     T* copyA = copyQ + kQueries * widthQ;
     T* copyK = copyA + kQueries * widthA;
     T* copyV = copyK + kKeys * widthK;
-    T* most = copyV + kKeys * widthV;
-    T* total = most + kQueries;
-
     int64_t rows = std::min(kQueries, attention_.positions - begin);
     Matrix<T> q = rowsOf(tensors[Q], in[Q], offsets[Q], begin, rows, copyQ);
     auto [a, rowA] = targetOf(tensors[A], out[0], offsets[A], begin, copyA);
-    std::fill_n(most, rows, -std::numeric_limits<T>::infinity());
-    std::fill_n(total, rows, T(0));
-    Seen keys = keysOfBlock(attention_, begin, begin + rows);
+    alignas(64) Running running;
+    std::fill_n(running.most, kQueries, -kInfinity);
+    std::fill_n(running.total, kQueries, T(0));
+    Range keys = keysSeen(attention_, begin, begin + rows);
     for (int64_t at = keys.first; at < keys.last; at += kKeys) {
       int64_t n = std::min(kKeys, keys.last - at);
       Matrix<T> k = rowsOf(tensors[K], in[K], offsets[K], at, n, copyK);
-      int64_t step = padded(n);
-      gemm(rows, n, widthQ, T(attention_.scale), q, transposed(k), T(0), scores, step);
-      for (int64_t r = 0; r < rows; ++r) {
-        T rescale = addRow(begin + r, at, n, scores + r * step, most[r], total[r]);
-        if (at == keys.first || rescale == T(1)) continue;
-        for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= rescale;
+      gemm(n, rows, widthQ, T(attention_.scale), k, transposed(q), T(0), scores, kQueries);
+      addKeys(begin, at, n, scores, running);
+      for (int64_t r = 0; at != keys.first && r < rows; ++r) {
+        for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= running.rescale[r];
       }
       Matrix<T> v = rowsOf(tensors[V], in[V], offsets[V], at, n, copyV);
-      gemm(rows, widthV, n, T(1), {scores, step, 1}, v, at == keys.first ? T(0) : T(1), a, rowA);
+      gemm(rows, widthV, n, T(1), {scores, 1, kQueries}, v, at == keys.first ? T(0) : T(1), a,
+           rowA);
+    }
+    T lse[kQueries];
+#pragma omp simd
+    for (int64_t r = 0; r < kQueries; ++r) {
+      lse[r] = running.most[r] + fastLog(running.total[r]);
+      running.total[r] = T(1) / running.total[r];
     }
     for (int64_t r = 0; r < rows; ++r) {
-      T scale = T(1) / total[r];
 #pragma omp simd
-      for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= scale;
-      storeOne<T>(most[r] + std::log(total[r]), out[1], tensors[Lse].elem,
-                  offsets[Lse] + (begin + r) * tensors[Lse].row);
+      for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= running.total[r];
     }
+    storeRow(lse, out[1], tensors[Lse].elem, offsets[Lse] + begin * tensors[Lse].row,
+             tensors[Lse].row, rows);
     storeRows(tensors[A], a, out[0], offsets[A], begin, rows);
   }
 
-  // Turns a row of scores into exp(score - most) and updates the row's maximum and sum; gives what
-  // earlier sums are to be multiplied with.
-  T addRow(int64_t query, int64_t at, int64_t n, T* row, T& most, T& total) const {
-    Seen seen = keysSeen(attention_, query, at, at + n);
-    T* visible = row + (seen.first - at);
-    int64_t count = seen.last - seen.first;
-    std::fill(row, visible, T(0));
-    if (count == 0) {
-      std::fill(visible, row + n, T(0));
-      return T(1);
+  // Of each query: the maximum and the sum of exp(score - maximum) so far, and what the last keys
+  // made of earlier sums.
+  struct Running {
+    T most[kQueries], total[kQueries], rescale[kQueries];
+  };
+
+  // Turns the scores of some keys into exp(score - maximum).
+  void addKeys(int64_t begin, int64_t at, int64_t n, T* scores, Running& running) const {
+    alignas(64) T most[kQueries], shift[kQueries];
+    std::copy_n(running.most, kQueries, most);
+    for (int64_t j = 0; j < n; ++j) {
+      T* row = scores + j * kQueries;
+      Range seeing = queriesSeeing(attention_, at + j, begin);
+      std::fill(row, row + seeing.first, -kInfinity);
+      std::fill(row + seeing.last, row + kQueries, -kInfinity);
+#pragma omp simd
+      for (int64_t i = 0; i < kQueries; ++i) most[i] = row[i] > most[i] ? row[i] : most[i];
     }
-    int64_t whole = std::min(padded(count), row + padded(n) - visible);
-    std::fill(visible + count, visible + whole, -std::numeric_limits<T>::infinity());
-    T newMost = std::max(most, maxRow(visible, whole));
-    T rescale = fastExp(most - newMost);
-    total = total * rescale + expRow(visible, newMost, whole, visible);
-    most = newMost;
-    if (visible + whole < row + n) std::fill(visible + whole, row + n, T(0));
-    return rescale;
+#pragma omp simd
+    for (int64_t i = 0; i < kQueries; ++i) {
+      // A query that saw no key yet has no maximum: its exponentials are all zero.
+      shift[i] = most[i] > -kInfinity ? most[i] : T(0);
+      running.rescale[i] = fastExp(running.most[i] - shift[i]);
+      running.total[i] *= running.rescale[i];
+      running.most[i] = most[i];
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      T* row = scores + j * kQueries;
+      int64_t first = queriesSeeing(attention_, at + j, begin).first / 16 * 16;
+      std::fill(row, row + first, T(0));
+#pragma omp simd
+      for (int64_t i = first; i < kQueries; ++i) {
+        row[i] = fastExp(row[i] - shift[i]);
+        running.total[i] += row[i];
+      }
+    }
   }
 
+  static constexpr T kInfinity = std::numeric_limits<T>::infinity();
   Attention attention_;
   Shared& shared_;
 };
@@ -339,45 +359,44 @@ class AttendGradKernel : public Kernel {
     for (int64_t r = 0; r < rows; ++r) {
       task.dot[r] = dotRow(a.data + r * a.rows, da.data + r * da.rows, t[A].width);
     }
+    T lse[kQueries] = {};
+    const T* found = loadRow(in[Lse], t[Lse].elem, offsets[Lse] + begin * t[Lse].row, t[Lse].row,
+                             rows, lse);
+    if (found != lse) std::copy_n(found, rows, lse);
     int64_t widthQ = t[Q].width, widthV = t[V].width;
     T scale = T(attention_.scale);
-    Seen keys = keysOfBlock(attention_, begin, begin + rows);
+    Range keys = keysSeen(attention_, begin, begin + rows);
     for (int64_t at = keys.first; at < keys.last; at += kKeys) {
       int64_t n = std::min(kKeys, keys.last - at);
       Matrix<T> k = task.k, v = task.v;
       k.data += at * k.rows;
       v.data += at * v.rows;
-      int64_t step = padded(n);
-      gemm(rows, n, widthQ, scale, q, transposed(k), T(0), task.scores, step);
-      gemm(rows, n, widthV, T(1), da, transposed(v), T(0), task.slopes, step);
-      for (int64_t r = 0; r < rows; ++r) {
-        T lse = loadOne<T>(in[Lse], t[Lse].elem, offsets[Lse] + (begin + r) * t[Lse].row);
-        slopeRow(begin + r, at, n, lse, task.dot[r], task.scores + r * step,
-                 task.slopes + r * step);
+      gemm(n, rows, widthQ, scale, k, transposed(q), T(0), task.scores, kQueries);
+      gemm(n, rows, widthV, T(1), v, transposed(da), T(0), task.slopes, kQueries);
+      for (int64_t j = 0; j < n; ++j) {
+        slopes(queriesSeeing(attention_, at + j, begin), lse, task.dot,
+               task.scores + j * kQueries, task.slopes + j * kQueries);
       }
-      Matrix<T> p{task.scores, step, 1}, ds{task.slopes, step, 1};
-      gemm(n, widthV, rows, T(1), transposed(p), da, T(1), task.dv + at * task.rowDv, task.rowDv);
-      gemm(n, widthQ, rows, scale, transposed(ds), q, T(1), task.dk + at * task.rowDk, task.rowDk);
-      gemm(rows, widthQ, n, scale, ds, k, at == keys.first ? T(0) : T(1), dq, rowDq);
+      Matrix<T> p{task.scores, kQueries, 1}, ds{task.slopes, kQueries, 1};
+      gemm(n, widthV, rows, T(1), p, da, T(1), task.dv + at * task.rowDv, task.rowDv);
+      gemm(n, widthQ, rows, scale, ds, q, T(1), task.dk + at * task.rowDk, task.rowDk);
+      gemm(rows, widthQ, n, scale, transposed(ds), k, at == keys.first ? T(0) : T(1), dq, rowDq);
     }
     storeRows(t[Dq], dq, out[0], offsets[Dq], begin, rows);
   }
 
-  // Scores become probabilities p, and slopes da.v become p * (da.v - da.a).
-  void slopeRow(int64_t query, int64_t at, int64_t n, T lse, T dot, T* scores, T* slopes) const {
-    Seen seen = keysSeen(attention_, query, at, at + n);
-    int64_t first = seen.first - at, last = seen.last - at;
-    std::fill(scores, scores + first, T(0));
-    std::fill(slopes, slopes + first, T(0));
-    int64_t end = std::min(first + padded(last - first), padded(n));
+  // Of one key: scores become probabilities p, and da.v becomes p * (da.v - da.a).
+  static void slopes(Range seeing, const T* lse, const T* dot, T* scores, T* slopes) {
 #pragma omp simd
-    for (int64_t i = first; i < end; ++i) {
-      T p = fastExp(scores[i] - lse);
+    for (int64_t i = seeing.first / 16 * 16; i < kQueries; ++i) {
+      T p = fastExp(scores[i] - lse[i]);
       scores[i] = p;
-      slopes[i] = p * (slopes[i] - dot);
+      slopes[i] = p * (slopes[i] - dot[i]);
     }
-    std::fill(scores + last, scores + n, T(0));
-    std::fill(slopes + last, slopes + n, T(0));
+    for (T* row : {scores, slopes}) {
+      std::fill(row, row + seeing.first, T(0));
+      std::fill(row + seeing.last, row + kQueries, T(0));
+    }
   }
 
   Attention attention_;

@@ -36,6 +36,15 @@ void drawWords(uint64_t key, uint64_t high, uint64_t low, uint32_t* out) {
   }
 }
 
+// What each element is multiplied with.
+template <class T>
+void chooseFactors(const uint32_t* words, float rate, T scale, T* factor) {
+#pragma omp simd
+  for (int64_t i = 0; i < kDrawn; ++i) {
+    factor[i] = uniformFloat(words[i]) >= rate ? scale : T(0);
+  }
+}
+
 }  // namespace
 
 KernelOr prepareDropout(const Op& op, Shared& shared) {
@@ -59,10 +68,7 @@ KernelOr prepareDropout(const Op& op, Shared& shared) {
           uint32_t words[kDrawn];
           T factor[kDrawn], spare[kDrawn], spareOut[kDrawn];
           drawWords(key, high, uint64_t(at) / 4, words);
-#pragma omp simd
-          for (int64_t i = 0; i < kDrawn; ++i) {
-            factor[i] = uniformFloat(words[i]) >= rate ? scale : T(0);
-          }
+          chooseFactors(words, rate, scale, factor);
           const T* row = spare;
           if (isFlat) {
             row = loadRow(in[0], from, at, 1, n, spare);

@@ -10,13 +10,13 @@
 
 namespace planc::cpu {
 
-// The nearest integer of |x| < 2^22, by the rounding of an addition.
-inline float roundNear(float x) { return (x + 12582912.0f) - 12582912.0f; }
-
 // exp(x) = 2^n exp(r), |r| <= ln(2)/2 (Cephes' expf). Below the normal range it is 0.
 inline float fastExp(float x) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   float clamped = std::min(std::max(x, -87.33654f), 88.72283f);
-  float n = roundNear(clamped * 1.44269504f);
+  // Adding 1.5 * 2^23 rounds to an integer, which stands in the low bits.
+  float shifted = clamped * 1.44269504f + 12582912.0f;
+  float n = shifted - 12582912.0f;
   float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
@@ -25,13 +25,11 @@ inline float fastExp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  // 2^n in two factors: n may be 128, whose power has no float.
-  int32_t whole = int32_t(n), half = whole / 2;
-  float scaled = p * std::bit_cast<float>((half + 127) << 23) *
-                 std::bit_cast<float>((whole - half + 127) << 23);
-  float upper = x > 88.72283f ? std::numeric_limits<float>::infinity() : scaled;
-  float lower = x < -87.33654f ? 0.0f : upper;
-  return x != x ? x : lower;
+  // n is added to the exponent of p.
+  float scaled = std::bit_cast<float>(std::bit_cast<uint32_t>(p) +
+                                      (std::bit_cast<uint32_t>(shifted) << 23));
+  float bounded = x <= 88.72283f ? scaled : x + kInfinity;  // a NaN stays one
+  return x < -87.33654f ? 0.0f : bounded;
 }
 
 // log(x) = e ln(2) + log(m), m in [sqrt(1/2), sqrt(2)) (Cephes' logf).
@@ -75,32 +73,24 @@ inline float fastTanh(float x) {
   return a < 0.625f ? small : std::copysign(large, x);
 }
 
-// Juffa's erff: a polynomial near 0, else 1 - exp(polynomial).
-inline float fastErf(float x) {
-  float a = std::abs(x), z = x * x;
-  float p = -5.96761703e-4f;
-  p = p * z + 4.99119423e-3f;
-  p = p * z - 2.67681349e-2f;
-  p = p * z + 1.12819925e-1f;
-  p = p * z - 3.76125336e-1f;
-  p = p * z + 1.28379166e-1f;
-  float small = p * x + x;
-  float q = -1.72853470e-5f * a + 3.83197126e-4f;
-  float u = -3.88396438e-3f * a + 2.42546219e-2f;
-  q = q * z + u;
-  q = q * a - 1.06777877e-1f;
-  q = q * a - 6.34846687e-1f;
-  q = q * a - 1.28717512e-1f;
-  q = q * a - a;
-  float large = 1.0f - fastExp(q);
-  return a > 0.927734375f ? std::copysign(large, x) : small;
+// The normal distribution function, given exp(-x^2 / 2), to 1e-7 absolute (Abramowitz & Stegun,
+// 7.1.26); the lower tail is not found as a difference from 1.
+inline float normalCdf(float x, float density) {
+  float t = 1.0f / (1.0f + 0.23164189f * std::abs(x));
+  float p = 0.5307027145f;
+  p = p * t - 0.7265760135f;
+  p = p * t + 0.7107068705f;
+  p = p * t - 0.1422483680f;
+  p = p * t + 0.1274147960f;
+  float tail = p * t * density;
+  return x > 0.0f ? 1.0f - tail : tail;
 }
 
 inline double fastExp(double x) { return std::exp(x); }
 inline double fastLog(double x) { return std::log(x); }
 inline double fastSigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 inline double fastTanh(double x) { return std::tanh(x); }
-inline double fastErf(double x) { return std::erf(x); }
+inline double normalCdf(double x, double) { return 0.5 * std::erfc(x * -0.7071067811865476); }
 
 // A whole vector of elements at any address of theirs.
 template <class T>

@@ -11,7 +11,7 @@ namespace planc::cpu {
 template <class T, OpKind kind>
 inline T evaluate(T a, [[maybe_unused]] T b) {
   constexpr T kRoot2OverPi = T(0.7978845608028654), kCubic = T(0.044715);
-  constexpr T kRootHalf = T(0.7071067811865476), kRootHalfOverPi = T(0.3989422804014327);
+  constexpr T kDensity = T(0.3989422804014327);  // 1 / sqrt(2 pi)
   if constexpr (kind == OpKind::Add) return a + b;
   if constexpr (kind == OpKind::Sub) return a - b;
   if constexpr (kind == OpKind::Mul) return a * b;
@@ -29,7 +29,7 @@ inline T evaluate(T a, [[maybe_unused]] T b) {
   if constexpr (kind == OpKind::Sigmoid) return fastSigmoid(a);
   if constexpr (kind == OpKind::Relu) return a > T(0) ? a : T(0);
   if constexpr (kind == OpKind::Silu) return a * fastSigmoid(a);
-  if constexpr (kind == OpKind::Gelu) return T(0.5) * a * (T(1) + fastErf(a * kRootHalf));
+  if constexpr (kind == OpKind::Gelu) return a * normalCdf(a, fastExp(T(-0.5) * a * a));
   if constexpr (kind == OpKind::GeluTanh) {
     return T(0.5) * a * (T(1) + fastTanh(kRoot2OverPi * (a + kCubic * a * a * a)));
   }
@@ -39,8 +39,8 @@ inline T evaluate(T a, [[maybe_unused]] T b) {
     return b * s * (T(1) + a * (T(1) - s));
   }
   if constexpr (kind == OpKind::GeluGrad) {
-    T density = kRootHalfOverPi * fastExp(T(-0.5) * a * a);
-    return b * (T(0.5) * (T(1) + fastErf(a * kRootHalf)) + a * density);
+    T e = fastExp(T(-0.5) * a * a);
+    return b * (normalCdf(a, e) + a * kDensity * e);
   }
   if constexpr (kind == OpKind::GeluTanhGrad) {
     T t = fastTanh(kRoot2OverPi * (a + kCubic * a * a * a));

@@ -20,8 +20,8 @@ constexpr size_t kPiece = size_t{1} << 20;  // bytes per system call
 
 std::string temporaryName(llvm::StringRef path) {
   llvm::SmallString<128> name(llvm::sys::path::parent_path(path));
-  llvm::sys::path::append(name, ".tmp-" + llvm::sys::path::filename(path) + "-" +
-                                    std::to_string(::getpid()));
+  llvm::sys::path::append(
+      name, ".tmp-" + llvm::sys::path::filename(path) + "-" + std::to_string(::getpid()));
   return std::string(name);
 }
 
@@ -56,7 +56,8 @@ File::~File() {
 llvm::Expected<File> File::openRead(llvm::StringRef path) {
   std::string name = path.str();
   // Without O_NONBLOCK a pipe without a writer would block here.
-  int descriptor = repeated([&] { return ::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
+  int descriptor =
+      repeated([&] { return ::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   File file(descriptor, path);
   if (descriptor < 0) return file.systemError("open");
   struct stat status;
@@ -83,8 +84,7 @@ llvm::Expected<int64_t> File::size() const {
 llvm::Error File::read(int64_t offset, llvm::MutableArrayRef<uint8_t> into) const {
   while (!into.empty()) {
     size_t count = std::min(into.size(), kPiece);
-    ssize_t got =
-        repeated([&] { return ::pread(descriptor_, into.data(), count, off_t(offset)); });
+    ssize_t got = repeated([&] { return ::pread(descriptor_, into.data(), count, off_t(offset)); });
     if (got < 0) return systemError("read");
     if (got == 0) return fileError(path_, "ends too early, at byte " + llvm::Twine(offset));
     into = into.drop_front(size_t(got));
@@ -139,7 +139,8 @@ llvm::Error ReplacingFile::commit() {
   llvm::StringRef parent = llvm::sys::path::parent_path(path_);
   std::string folder = (parent.empty() ? llvm::StringRef(".") : parent).str();
   // The rename itself is on the disk only when its folder is.
-  int descriptor = repeated([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  int descriptor =
+      repeated([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
   if (descriptor < 0) return fileError(folder, llvm::Twine("cannot open: ") + std::strerror(errno));
   int result = repeated([&] { return ::fsync(descriptor); });
   int reason = errno;

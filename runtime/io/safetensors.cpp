@@ -1,8 +1,7 @@
 // safetensors: 8 bytes of header length, a JSON header, then the tensors' bytes without gaps. A
-// header comes from anywhere, so every number in it is checked before it is used, and nesting before
-// the recursive JSON parser sees it. The checksum is a CRC-32 of header and data in which its own
-// eight digits count as zeros.
-// Tested by tests/unit/safetensors_test.cpp and tests/fuzz.
+// header comes from anywhere, so every number in it is checked before it is used, and nesting
+// before the recursive JSON parser sees it. The checksum is a CRC-32 of header and data in which
+// its own eight digits count as zeros. Tested by tests/unit/safetensors_test.cpp and tests/fuzz.
 #include "runtime/io/safetensors.h"
 
 #include <algorithm>
@@ -35,29 +34,34 @@ struct ElemInfo {
   bool isFloat;
 };
 constexpr ElemInfo kElems[] = {
-    {TensorElem::F64, "F64", 8, true},   {TensorElem::F32, "F32", 4, true},
-    {TensorElem::F16, "F16", 2, true},   {TensorElem::BF16, "BF16", 2, true},
-    {TensorElem::I64, "I64", 8, false},  {TensorElem::I32, "I32", 4, false},
-    {TensorElem::I16, "I16", 2, false},  {TensorElem::I8, "I8", 1, false},
+    {TensorElem::F64, "F64", 8, true},  {TensorElem::F32, "F32", 4, true},
+    {TensorElem::F16, "F16", 2, true},  {TensorElem::BF16, "BF16", 2, true},
+    {TensorElem::I64, "I64", 8, false}, {TensorElem::I32, "I32", 4, false},
+    {TensorElem::I16, "I16", 2, false}, {TensorElem::I8, "I8", 1, false},
     {TensorElem::U8, "U8", 1, false},
 };
-const ElemInfo& infoOf(TensorElem elem) { return kElems[size_t(elem)]; }
+const ElemInfo& infoOf(TensorElem elem) {
+  return kElems[size_t(elem)];
+}
 
 TensorElem elemOf(Elem elem) {
   switch (elem) {
-    case Elem::F32: return TensorElem::F32;
-    case Elem::BF16: return TensorElem::BF16;
-    case Elem::F64: return TensorElem::F64;
-    case Elem::I32: return TensorElem::I32;
+    case Elem::F32:
+      return TensorElem::F32;
+    case Elem::BF16:
+      return TensorElem::BF16;
+    case Elem::F64:
+      return TensorElem::F64;
+    case Elem::I32:
+      return TensorElem::I32;
   }
   return TensorElem::F32;
 }
 
 template <class... Args>
 llvm::Error bad(const char* format, Args&&... args) {
-  return llvm::createStringError(
-      llvm::inconvertibleErrorCode(),
-      llvm::formatv(format, std::forward<Args>(args)...).str().c_str());
+  return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                 llvm::formatv(format, std::forward<Args>(args)...).str().c_str());
 }
 
 // Names in messages: printable and short, whatever the file holds.
@@ -161,10 +165,14 @@ double floatAt(TensorElem elem, const uint8_t* at) {
     return value;
   };
   switch (elem) {
-    case TensorElem::F64: return load(double());
-    case TensorElem::F32: return double(load(float()));
-    case TensorElem::F16: return double(halfToFloat(load(uint16_t())));
-    default: return double(std::bit_cast<float>(uint32_t(load(uint16_t())) << 16));
+    case TensorElem::F64:
+      return load(double());
+    case TensorElem::F32:
+      return double(load(float()));
+    case TensorElem::F16:
+      return double(halfToFloat(load(uint16_t())));
+    default:
+      return double(std::bit_cast<float>(uint32_t(load(uint16_t())) << 16));
   }
 }
 
@@ -174,11 +182,16 @@ int64_t integerAt(TensorElem elem, const uint8_t* at) {
     return int64_t(value);
   };
   switch (elem) {
-    case TensorElem::I64: return load(int64_t());
-    case TensorElem::I32: return load(int32_t());
-    case TensorElem::I16: return load(int16_t());
-    case TensorElem::I8: return load(int8_t());
-    default: return load(uint8_t());
+    case TensorElem::I64:
+      return load(int64_t());
+    case TensorElem::I32:
+      return load(int32_t());
+    case TensorElem::I16:
+      return load(int16_t());
+    case TensorElem::I8:
+      return load(int8_t());
+    default:
+      return load(uint8_t());
   }
 }
 
@@ -211,11 +224,15 @@ std::vector<int64_t> sizesOf(const Type& type) {
   return sizes;
 }
 
-std::string checksumText(uint32_t crc) { return llvm::formatv("{0:x-8}", crc).str(); }
+std::string checksumText(uint32_t crc) {
+  return llvm::formatv("{0:x-8}", crc).str();
+}
 
 }  // namespace
 
-int64_t TensorEntry::elements() const { return (end - begin) / infoOf(elem).bytes; }
+int64_t TensorEntry::elements() const {
+  return (end - begin) / infoOf(elem).bytes;
+}
 
 llvm::Expected<SafetensorsHeader> parseSafetensorsHeader(llvm::StringRef text, int64_t dataBytes) {
   if (nestsTooDeep(text)) return bad("the header nests deeper than {0} levels", kMaxJsonDepth);
@@ -254,8 +271,9 @@ llvm::Expected<SafetensorsFile> SafetensorsFile::open(llvm::StringRef path) {
   uint8_t* lengthBytes = reinterpret_cast<uint8_t*>(&length);
   if (llvm::Error error = file->read(0, {lengthBytes, 8})) return error;
   if (length > uint64_t(std::min(kMaxHeader, *size - 8))) {
-    return fileError(path, "its header would be " + llvm::Twine(length) + " bytes long, the file has " +
-                               llvm::Twine(*size) + " (not a safetensors file, or cut off)");
+    return fileError(path, "its header would be " + llvm::Twine(length) +
+                               " bytes long, the file has " + llvm::Twine(*size) +
+                               " (not a safetensors file, or cut off)");
   }
   std::string text(size_t(length), '\0');
   uint8_t* textBytes = reinterpret_cast<uint8_t*>(text.data());
@@ -272,8 +290,8 @@ llvm::Expected<SafetensorsFile> SafetensorsFile::open(llvm::StringRef path) {
 
   std::string version = opened.metadata(kVersionKey);
   if (version != kVersion) {
-    return fileError(path, "has format version '" + shown(version) + "', this planc reads version " +
-                               kVersion);
+    return fileError(
+        path, "has format version '" + shown(version) + "', this planc reads version " + kVersion);
   }
   size_t digits = text.find((kChecksumStart + checksum + "\"").str());
   if (digits == std::string::npos) return fileError(path, "is damaged: its checksum is misplaced");
@@ -286,8 +304,8 @@ llvm::Expected<SafetensorsFile> SafetensorsFile::open(llvm::StringRef path) {
     crc = llvm::crc32(crc, part);
   }
   if (checksumText(crc) != checksum) {
-    return fileError(path, "is damaged: its checksum is " + checksumText(crc) + ", not " +
-                               shown(checksum));
+    return fileError(
+        path, "is damaged: its checksum is " + checksumText(crc) + ", not " + shown(checksum));
   }
   return opened;
 }

@@ -27,8 +27,8 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Reads header text, for a file with `dataBytes` bytes of tensors: names, element types, shapes; the
-// tensors must fill the data without overlap or hole. The error does not name the file.
+// Reads header text, for a file with `dataBytes` bytes of tensors: names, element types, shapes;
+// the tensors must fill the data without overlap or hole. The error does not name the file.
 llvm::Expected<SafetensorsHeader> parseSafetensorsHeader(llvm::StringRef text, int64_t dataBytes);
 
 // An open file. Tensors are read piece by piece, so memory holds the header only.

@@ -82,8 +82,8 @@ llvm::Expected<TokenFile> TokenFile::open(llvm::StringRef path) {
     int64_t at = start[6] == 1 ? 10 : 12;  // version 1 has a 16-bit length
     std::memcpy(&length, start + 8, size_t(at) - 8);
     if (length > kMaxNpyHeader || at + int64_t(length) > *bytes) {
-      return fileError(path, "has a .npy header of " + llvm::Twine(length) +
-                                 " bytes, more than fits");
+      return fileError(path,
+                       "has a .npy header of " + llvm::Twine(length) + " bytes, more than fits");
     }
     std::string text(length, '\0');
     auto* raw = reinterpret_cast<uint8_t*>(text.data());
@@ -97,8 +97,8 @@ llvm::Expected<TokenFile> TokenFile::open(llvm::StringRef path) {
     }
     shape.consume_back(",");
     if (shape.trim().getAsInteger(10, expected) || expected < 0) {
-      return fileError(path, "has shape (" + shape.take_front(40) +
-                                 "); tokens must have one dimension");
+      return fileError(path,
+                       "has shape (" + shape.take_front(40) + "); tokens must have one dimension");
     }
     tokens.start_ = at + int64_t(length);
     tokens.bytes_ = found->bytes;
@@ -148,8 +148,8 @@ llvm::Error TokenFile::check(int64_t seq, int64_t vocab) const {
       int64_t token = tokenAt(&part[i * bytes_], bytes_, signed_);
       if (token >= 0 && token < vocab) continue;
       return fileError(path(), "token " + llvm::Twine(token) + " at position " +
-                                   llvm::Twine(first + int64_t(i)) + " is outside the vocabulary of " +
-                                   llvm::Twine(vocab));
+                                   llvm::Twine(first + int64_t(i)) +
+                                   " is outside the vocabulary of " + llvm::Twine(vocab));
     }
   }
   return llvm::Error::success();

@@ -1,5 +1,5 @@
-// Trace events, buffered: a bar costs a string append between two ops. A write error waits for close.
-// Tested by tests/unit/io_test.cpp.
+// Trace events, buffered: a bar costs a string append between two ops. A write error waits for
+// close. Tested by tests/unit/io_test.cpp.
 #include "runtime/io/trace.h"
 
 #include "llvm/Support/FormatVariadic.h"

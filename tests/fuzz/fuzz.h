@@ -1,5 +1,5 @@
-// The readers under fuzzing, each a function that takes any bytes and must return: no crash, no hang,
-// no memory beyond reason. What it returns tells whether the input was accepted.
+// The readers under fuzzing, each a function that takes any bytes and must return: no crash, no
+// hang, no memory beyond reason. What it returns tells whether the input was accepted.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace planc {
 
 struct FuzzTarget {
-  llvm::StringRef name;       // its corpus: tests/fuzz/corpus/NAME
+  llvm::StringRef name;  // its corpus: tests/fuzz/corpus/NAME
   bool (*run)(llvm::StringRef bytes);
   llvm::ArrayRef<llvm::StringRef> words;  // pieces of the format that mutations insert
   // Makes a mutant's checksums right, so that fuzzing gets past them; null when there are none.

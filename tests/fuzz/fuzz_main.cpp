@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -55,9 +55,12 @@ std::vector<std::string> readCorpus(const std::string& folder) {
   return corpus;
 }
 
-size_t below(Random& random, size_t n) { return n == 0 ? 0 : size_t(random() % n); }
+size_t below(Random& random, size_t n) {
+  return n == 0 ? 0 : size_t(random() % n);
+}
 
-// One change: bits, bytes, copied or removed pieces, a word of the format, a piece of another input.
+// One change: bits, bytes, copied or removed pieces, a word of the format, a piece of another
+// input.
 void mutate(std::string& s, const FuzzTarget& target, const std::vector<std::string>& corpus,
             Random& random) {
   size_t at = below(random, s.size() + 1), length = below(random, 1 + below(random, 64));
@@ -138,7 +141,8 @@ int fuzz(const FuzzTarget& target, const std::string& folder, double seconds, ui
     std::fprintf(stderr, "fuzz: no files in '%s'\n", folder.c_str());
     return 2;
   }
-  void* memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     std::perror("mmap");
     return 2;
@@ -162,7 +166,8 @@ int fuzz(const FuzzTarget& target, const std::string& folder, double seconds, ui
     const char* how = WIFSIGNALED(status) ? ::strsignal(WTERMSIG(status)) : "exit";
     std::string path = save + "/crash-" + std::to_string(seed) + "-" + std::to_string(shared.done);
     std::ofstream(path, std::ios::binary).write(shared.input, long(shared.size));
-    std::fprintf(stderr, "fuzz: %s: %s; the input is %s\n", target.name.str().c_str(), how, path.c_str());
+    std::fprintf(stderr, "fuzz: %s: %s; the input is %s\n", target.name.str().c_str(), how,
+                 path.c_str());
     ++crashes;
     ++shared.done;  // go on behind it
   }
@@ -173,8 +178,9 @@ int fuzz(const FuzzTarget& target, const std::string& folder, double seconds, ui
 }
 
 int usage() {
-  std::fprintf(stderr, "usage: fuzz TARGET CORPUS [--seconds N] [--seed N] [--save DIR]\n"
-                       "       fuzz TARGET FILE...\ntargets:");
+  std::fprintf(stderr,
+               "usage: fuzz TARGET CORPUS [--seconds N] [--seed N] [--save DIR]\n"
+               "       fuzz TARGET FILE...\ntargets:");
   for (const FuzzTarget& target : fuzzTargets()) {
     std::fprintf(stderr, " %s", target.name.str().c_str());
   }
@@ -220,4 +226,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace planc
 
-int main(int argc, char** argv) { return planc::run(argc, argv); }
+int main(int argc, char** argv) {
+  return planc::run(argc, argv);
+}

@@ -22,7 +22,8 @@ namespace {
 class MemoryFile {
  public:
   explicit MemoryFile(llvm::StringRef bytes) : descriptor_(::memfd_create("fuzz", 0)) {
-    if (descriptor_ < 0 || ::write(descriptor_, bytes.data(), bytes.size()) != ssize_t(bytes.size())) {
+    if (descriptor_ < 0 ||
+        ::write(descriptor_, bytes.data(), bytes.size()) != ssize_t(bytes.size())) {
       std::perror("memfd");
       std::abort();
     }
@@ -131,21 +132,71 @@ bool runSafetensors(llvm::StringRef bytes) {
 }
 
 constexpr llvm::StringRef kPlanWords[] = {
-    "model ", "module ", "plan ", "dim ", "weight ", "input ", "repeat ", "loss ", "return ", "if ",
-    "else ", "import \"std/transformer.plan\"\n", "grid ", "split ", "over ", " by ", "shard ",
-    "recompute ", "optimizer adamw ", "precision ", "microbatches ", "[batch, seq]", "attend(",
-    "route(", "dispatch(", "softmax(", "concat(", "slice(", "rope(", "@", "=", "{", "}", "(", ")",
-    "0", "1e309", "9223372036854775807", "-1", "GiB", "//", "/*", "\"", "\n",
+    "model ",
+    "module ",
+    "plan ",
+    "dim ",
+    "weight ",
+    "input ",
+    "repeat ",
+    "loss ",
+    "return ",
+    "if ",
+    "else ",
+    "import \"std/transformer.plan\"\n",
+    "grid ",
+    "split ",
+    "over ",
+    " by ",
+    "shard ",
+    "recompute ",
+    "optimizer adamw ",
+    "precision ",
+    "microbatches ",
+    "[batch, seq]",
+    "attend(",
+    "route(",
+    "dispatch(",
+    "softmax(",
+    "concat(",
+    "slice(",
+    "rope(",
+    "@",
+    "=",
+    "{",
+    "}",
+    "(",
+    ")",
+    "0",
+    "1e309",
+    "9223372036854775807",
+    "-1",
+    "GiB",
+    "//",
+    "/*",
+    "\"",
+    "\n",
 };
 constexpr llvm::StringRef kIrWords[] = {
-    "repeat(", "fused(", "einsum", "read @", "write @", "yield(", "%x", " = ", " : f32[", "batch 2",
-    "{count = ", "dim = ", "over = ", "loc(0:1:1)", "~expert", "bf16[]", "i32[]", "9223372036854775807",
-    "1e309", "nan", "}", "{", "]", "\n",
+    "repeat(", "fused(",     "einsum",  "read @",  "write @",   "yield(",
+    "%x",      " = ",        " : f32[", "batch 2", "{count = ", "dim = ",
+    "over = ", "loc(0:1:1)", "~expert", "bf16[]",  "i32[]",     "9223372036854775807",
+    "1e309",   "nan",        "}",       "{",       "]",         "\n",
 };
 constexpr llvm::StringRef kPlanxWords[] = {"MODL", "RANK", "\xff\xff\xff\xff", {"\0\0\0\0", 4}};
 constexpr llvm::StringRef kTensorWords[] = {
-    "\"dtype\":\"F32\"", "\"shape\":[", "\"data_offsets\":[0,4]", "\"__metadata__\":{",
-    "\"planc.crc32\":\"00000000\"", "18446744073709551615", "-1", "1e400", "{", "}", "[", "]",
+    "\"dtype\":\"F32\"",
+    "\"shape\":[",
+    "\"data_offsets\":[0,4]",
+    "\"__metadata__\":{",
+    "\"planc.crc32\":\"00000000\"",
+    "18446744073709551615",
+    "-1",
+    "1e400",
+    "{",
+    "}",
+    "[",
+    "]",
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Tiny GPT-2, Llama and MoE models against PyTorch (tests/golden/make_golden.py): loss, logits and
 // the gradient of every weight, each relative to the tensor's largest entry. Twice: the oracle on
-// the compiled module, and `planc compile` with `planrun eval`; plain, and with what must not change
-// the meaning: microbatches, recomputation, fewer threads, other precisions.
+// the compiled module, and `planc compile` with `planrun eval`; plain, and with what must not
+// change the meaning: microbatches, recomputation, fewer threads, other precisions.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,12 +24,14 @@ const std::string kGolden = std::string(PLANC_SOURCE_DIR) + "/tests/golden/";
 struct Case {
   const char* model;
   const char* variant;
-  const char* body = "";      // of the plan
+  const char* body = "";  // of the plan
   int64_t microbatches = 1;
-  const char* options = "";   // of planrun
+  const char* options = "";  // of planrun
   double tolerance = 1e-5;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.model << " " << c.variant; }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.model << " " << c.variant;
+}
 std::string caseName(const testing::TestParamInfo<Case>& info) {
   return std::string(info.param.model) + "_" + info.param.variant;
 }
@@ -71,7 +73,8 @@ Array readAll(const SafetensorsFile& file, const std::string& name) {
   Array values(size_t(type.elements()), 0.0);
   std::vector<int32_t> ids(isInt ? values.size() : 0);
   void* into = isInt ? static_cast<void*>(ids.data()) : values.data();
-  if (llvm::Error error = file.read(name, type, into)) ADD_FAILURE() << llvm::toString(std::move(error));
+  if (llvm::Error error = file.read(name, type, into))
+    ADD_FAILURE() << llvm::toString(std::move(error));
   if (isInt) values.assign(ids.begin(), ids.end());
   return values;
 }
@@ -82,8 +85,8 @@ double largestOf(const Array& values) {
   return largest;
 }
 
-// `scale`: the largest gradient of any weight. A bias of all keys moves all scores of a query alike,
-// so its gradient is zero and what PyTorch gives is rounding: that is measured by the scale.
+// `scale`: the largest gradient of any weight. A bias of all keys moves all scores of a query
+// alike, so its gradient is zero and what PyTorch gives is rounding: that is measured by the scale.
 void expectNear(const std::string& name, const Array& got, const Array& expected, double tolerance,
                 double scale) {
   ASSERT_EQ(got.size(), expected.size()) << name;
@@ -173,7 +176,8 @@ TEST_P(Golden, Planrun) {
   std::string tools = std::string(PLANC_BINARY_DIR) + "/";
   ASSERT_EQ(std::system((tools + "planc compile " + plan_ + " -o " + planx).c_str()), 0);
   ASSERT_EQ(std::system((tools + "planrun eval " + planx + " --tensors " + in + " -o " + out + " " +
-                         c.options).c_str()),
+                         c.options)
+                            .c_str()),
             0);
   auto got = SafetensorsFile::open(out);
   ASSERT_OK(got);

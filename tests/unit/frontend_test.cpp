@@ -1,6 +1,7 @@
 // Reading, checking and formatting plans: limits on hostile input as a table, the corpus of wrong
 // plans, and that the layout is stable and loses nothing, over all plan files of the repository.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -65,11 +66,12 @@ TEST(Frontend, Limits) {
       {"only brackets", repeat("[", 100000), Diag::TooDeep, 1, 201},
       {"braces", "module m() " + repeat("{ if a ", 300), Diag::TooDeep, 1, 1412},
       {"signs", open + repeat("-", 300) + "1" + close, Diag::TooDeep, 1, 221},
-      {"else if", "module m() { if a { } " + repeat("else if a { } ", 300) + close, Diag::TooDeep, 1,
-       2817},
+      {"else if", "module m() { if a { } " + repeat("else if a { } ", 300) + close, Diag::TooDeep,
+       1, 2817},
       {"chain", open + "1" + repeat(" + 1", 100000) + close, Diag::ChainTooLong, 1, 4023},
-      {"chains in brackets", open + repeat("(" + repeat("1 + ", 400), 100) + "1" + repeat(")", 100) +
-       close, Diag::ChainTooLong, 1, 0},
+      {"chains in brackets",
+       open + repeat("(" + repeat("1 + ", 400), 100) + "1" + repeat(")", 100) + close,
+       Diag::ChainTooLong, 1, 0},
       {"tokens", repeat("a ", 2000000), Diag::TooManyTokens, 1, 2097153},
       {"bytes", std::string(kMaxFileBytes + 1, ' '), Diag::FileTooLarge, 0, 0},
       {"number", open + "1" + repeat("0", 400) + close, Diag::NumberTooLarge, 1, 21},
@@ -122,6 +124,26 @@ TEST(Frontend, SyntaxErrorsEnd) {
   EXPECT_EQ(diags.errors(), 20u);
 }
 
+// Recovery neither recurses with the number of errors nor goes back.
+TEST(Frontend, WrongLinesInPlenty) {
+  for (const char* line : {")\n", "x )\n", "} {\n", "{\n}\n", "1\n", "dim\n", "if if\n"})
+    for (const char* head :
+         {"", "device d {\n", "module m() {\n", "plan p of m {\n", "cluster c {\n"}) {
+      Diagnostics diags;
+      EXPECT_TRUE(readPlanText("many.plan", head + repeat(line, 20000), diags).empty());
+      EXPECT_TRUE(diags.failed()) << head << line;
+    }
+}
+
+// A mistake made a hundred thousand times is counted, not compared with all others.
+TEST(Frontend, MistakesInPlenty) {
+  Diagnostics diags;
+  auto files = readPlanText("many.plan", repeat("plan p of none { }\n", 100000), diags);
+  EXPECT_FALSE(checkPlans(files, {}, diags));
+  EXPECT_GT(diags.errors(), 100000u);
+  EXPECT_LE(diags.messages().size(), 2000u);
+}
+
 // Imported files come before the ones that import them, each once.
 TEST(Frontend, ImportOrder) {
   Diagnostics diags;
@@ -131,6 +153,19 @@ TEST(Frontend, ImportOrder) {
   EXPECT_EQ(diags.paths()[files[0]->file], "std/devices.plan");
   EXPECT_EQ(diags.paths()[files[1]->file], "std/clusters.plan");
   EXPECT_EQ(files[2]->file, 0u);
+}
+
+// A chain of imports is followed only so far.
+TEST(Frontend, ManyFiles) {
+  fs::path folder = fs::temp_directory_path() / ("planc_imports_" + std::to_string(::getpid()));
+  fs::create_directories(folder);
+  for (int i = 0; i < 300; ++i)
+    std::ofstream(folder / (std::to_string(i) + ".plan")) << "import \"" << i + 1 << ".plan\"\n";
+  Diagnostics diags;
+  readPlan((folder / "0.plan").string(), diags);
+  fs::remove_all(folder);
+  ASSERT_EQ(diags.errors(), 1u) << messagesOf(diags);
+  EXPECT_EQ(name(diags.messages().front().id), "TooManyFiles");
 }
 
 TEST(Frontend, Defaults) {
@@ -231,8 +266,8 @@ TEST(Language, ReferencePage) {
     at += fence.size();
     size_t line = size_t(std::count(page.begin(), page.begin() + ptrdiff_t(at), '\n'));
     Diagnostics diags;
-    auto files = readPlanText("docs/language.md", repeat("\n", line) +
-                              page.substr(at, page.find("```", at) - at), diags);
+    auto files = readPlanText(
+        "docs/language.md", repeat("\n", line) + page.substr(at, page.find("```", at) - at), diags);
     if (!diags.failed()) checkPlans(files, {}, diags);
     EXPECT_FALSE(diags.failed()) << messagesOf(diags);
   }

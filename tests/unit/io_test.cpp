@@ -117,7 +117,8 @@ TEST(Tokens, ChecksLengthAndVocabulary) {
   ASSERT_OK(file);
   ASSERT_DONE(file->check(64, 51));
   ASSERT_DONE(file->check(599999, 51));
-  EXPECT_HAS(text(file->check(64, 50)), "token 50 at position 599990 is outside the vocabulary of 50");
+  EXPECT_HAS(text(file->check(64, 50)),
+             "token 50 at position 599990 is outside the vocabulary of 50");
   EXPECT_HAS(text(file->check(600000, 51)), "has 600000 tokens");
   EXPECT_HAS(text(file->check(600000, 51)), "need at least 600001");
   auto negative = TokenFile::open(
@@ -242,7 +243,8 @@ TEST(Trace, IsJsonThatPerfettoReads) {
     ASSERT_OK(trace);
     auto start = Trace::now();
     for (int i = 0; i < bars; ++i) {
-      trace->add("einsum \"q\"\n\xff", "einsum", "%q = \\", start, start + std::chrono::microseconds(3));
+      trace->add("einsum \"q\"\n\xff", "einsum", "%q = \\", start,
+                 start + std::chrono::microseconds(3));
     }
     if (bars > 0) trace->nameRow(0, "rank 0");
     ASSERT_DONE(trace->close());

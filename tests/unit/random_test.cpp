@@ -17,7 +17,9 @@ TEST(Philox, KnownAnswers) {
   } cases[] = {
       {0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
       {~0ull, ~0ull, ~0ull, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-      {0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88,
+      {0x299f31d0a4093822,
+       0x0370734413198a2e,
+       0x85a308d3243f6a88,
        {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
   };
   for (const auto& c : cases) {
@@ -74,8 +76,8 @@ TEST(Dropout, KeepsTheRightShareAndDependsOnEverything) {
   uint64_t key = randomKey(3, "site");
   int64_t iteration[] = {0, 1};
   uint64_t counters[] = {
-      dropoutCounter(1, 0, nullptr, 0),   dropoutCounter(2, 0, nullptr, 0),
-      dropoutCounter(1, 1, nullptr, 0),   dropoutCounter(1, 0, iteration, 1),
+      dropoutCounter(1, 0, nullptr, 0),       dropoutCounter(2, 0, nullptr, 0),
+      dropoutCounter(1, 1, nullptr, 0),       dropoutCounter(1, 0, iteration, 1),
       dropoutCounter(1, 0, iteration + 1, 1), dropoutCounter(1, 0, iteration, 2),
   };
   EXPECT_EQ(std::set<uint64_t>(std::begin(counters), std::end(counters)).size(), 6u);

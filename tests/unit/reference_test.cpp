@@ -12,9 +12,15 @@
 namespace planc {
 namespace {
 
-Type f64(std::initializer_list<Dim> dims) { return {Elem::F64, llvm::SmallVector<Dim, 4>(dims)}; }
-Type i32(std::initializer_list<Dim> dims) { return {Elem::I32, llvm::SmallVector<Dim, 4>(dims)}; }
-Dim dim(const char* name, int64_t size, const char* over = "") { return {name, size, over}; }
+Type f64(std::initializer_list<Dim> dims) {
+  return {Elem::F64, llvm::SmallVector<Dim, 4>(dims)};
+}
+Type i32(std::initializer_list<Dim> dims) {
+  return {Elem::I32, llvm::SmallVector<Dim, 4>(dims)};
+}
+Dim dim(const char* name, int64_t size, const char* over = "") {
+  return {name, size, over};
+}
 
 Variable variable(const char* name, Type type, VarKind kind = VarKind::Weight) {
   Variable made;
@@ -100,7 +106,8 @@ TEST(ReferenceGradient, SoftmaxAndNorms) {
   const Op& softmax = bench.op(OpKind::Softmax, {t}, {u}, {{"over", std::string("over")}});
   Array y = referenceOp(softmax, {x}, {})[0];
   EXPECT_NEAR(y[0] + y[6] + y[12] + y[18], 1, 1e-15);
-  Array dx = bench.run(OpKind::SoftmaxGrad, {u, u}, {t}, {{"over", std::string("over")}}, {y, dy})[0];
+  Array dx =
+      bench.run(OpKind::SoftmaxGrad, {u, u}, {t}, {{"over", std::string("over")}}, {y, dy})[0];
   expectGradient(softmax, {x}, {0}, {dy}, {dx});
 
   for (int64_t center : {0, 1}) {
@@ -139,7 +146,9 @@ TEST(ReferenceGradient, Rope) {
   for (const char* style : {"half", "pairs"}) {
     Bench bench;
     Type t = f64({dim("width", 4), dim("seq", 5), dim("head", 2)});
-    Attrs attrs = {{"seq", std::string("seq")}, {"by", std::string("width")}, {"theta", 100.0},
+    Attrs attrs = {{"seq", std::string("seq")},
+                   {"by", std::string("width")},
+                   {"theta", 100.0},
                    {"style", std::string(style)}};
     Attrs back = attrs;
     back.set("inverse", int64_t{1});
@@ -162,16 +171,19 @@ TEST(ReferenceGradient, Attention) {
     Type q = f64({batch, seq, dim("head", 4), width}), k = f64({batch, kv, width, seq});
     Type v = f64({kv, batch, seq, own}), a = f64({batch, dim("head", 4), seq, own});
     Type lse = f64({batch, dim("head", 4), seq});
-    Attrs attrs = {{"seq", std::string("seq")}, {"by", std::string("width")},
-                   {"head", std::string("head")}, {"kv", std::string("kv")}, {"causal", c.causal},
-                   {"window", c.window}, {"scale", 0.9}};
+    Attrs attrs = {{"seq", std::string("seq")},
+                   {"by", std::string("width")},
+                   {"head", std::string("head")},
+                   {"kv", std::string("kv")},
+                   {"causal", c.causal},
+                   {"window", c.window},
+                   {"scale", 0.9}};
     std::vector<Array> in = {numbers(q, "q"), numbers(k, "k"), numbers(v, "v")};
     const Op& attend = bench.op(OpKind::Attend, {q, k, v}, {a, lse}, attrs);
     std::vector<Array> out = referenceOp(attend, in, {});
     Array da = numbers(a, "da");
-    std::vector<Array> grads =
-        bench.run(OpKind::AttendGrad, {q, k, v, a, lse, a}, {q, k, v}, attrs,
-                  {in[0], in[1], in[2], out[0], out[1], da});
+    std::vector<Array> grads = bench.run(OpKind::AttendGrad, {q, k, v, a, lse, a}, {q, k, v}, attrs,
+                                         {in[0], in[1], in[2], out[0], out[1], da});
     expectGradient(attend, in, {0, 1, 2}, {da}, grads);
     if (c.causal != 0) {
       // The first position sees its own key only: a is v there.
@@ -189,9 +201,15 @@ struct Routing {
   Type x = f64({dim("batch", 2), dim("seq", 4), dim("model", 2)});
 
   Attrs attrs(const char* score, const char* per, int64_t normalise, double capacity) {
-    return {{"over", std::string("expert")}, {"seq", std::string("seq")}, {"top", int64_t{2}},
-            {"score", std::string(score)},   {"per", std::string(per)},   {"normalise", normalise},
-            {"capacity", capacity},          {"scale", 1.5},              {"balance", 0.3}};
+    return {{"over", std::string("expert")},
+            {"seq", std::string("seq")},
+            {"top", int64_t{2}},
+            {"score", std::string(score)},
+            {"per", std::string(per)},
+            {"normalise", normalise},
+            {"capacity", capacity},
+            {"scale", 1.5},
+            {"balance", 0.3}};
   }
   Op& route(const Attrs& attrs) {
     return bench.op(OpKind::Route, {scores}, {choice, gate, choice, offsets, f64({})}, attrs);
@@ -225,8 +243,7 @@ TEST(ReferenceGradient, DispatchAndCombine) {
   ASSERT_NE(std::count(row.begin(), row.end(), -1.0), 0);
   Attrs over = {{"over", std::string("expert")}};
 
-  const Op& dispatch =
-      r.bench.op(OpKind::Dispatch, {r.x, r.choice, r.offsets}, {r.packed}, over);
+  const Op& dispatch = r.bench.op(OpKind::Dispatch, {r.x, r.choice, r.offsets}, {r.packed}, over);
   Array dt = numbers(r.packed, "dt");
   Array dx = r.bench.run(OpKind::DispatchGrad, {r.packed, r.choice}, {r.x}, over, {dt, row})[0];
   expectGradient(dispatch, {numbers(r.x, "x"), row, offsets}, {0}, {dt}, {dx});
@@ -244,8 +261,11 @@ TEST(Reference, RouteByHand) {
   Type choice = i32({dim("seq", 3), dim("choice", 2)});
   // Token 0 likes experts 2, 0; token 1: 0 and 2 tie, so 0 first; token 2: 2, 1.
   Array s = {1, 0, 2, 5, 0, 5, 0, 1, 9};
-  Attrs attrs = {{"over", std::string("expert")}, {"seq", std::string("seq")}, {"top", int64_t{2}},
-                 {"score", std::string("sigmoid")}, {"per", std::string("microbatch")}};
+  Attrs attrs = {{"over", std::string("expert")},
+                 {"seq", std::string("seq")},
+                 {"top", int64_t{2}},
+                 {"score", std::string("sigmoid")},
+                 {"per", std::string("microbatch")}};
   auto run = [&](double capacity) {
     attrs.set("capacity", capacity);
     return bench.run(OpKind::Route, {scores},
@@ -289,8 +309,9 @@ TEST(Reference, RaggedSums) {
             (Array{1, 2, 0, 0, 21, 26}));
   EXPECT_EQ(bench.run(OpKind::Sum, {rows, offsets}, {f64({e, dim("k", 1)})}, {}, {x, bounds})[0],
             (Array{1, 0, 5}));
-  EXPECT_EQ(bench.run(OpKind::Spread, {f64({e}), offsets}, {f64({e, s})}, {}, {{7, 8, 9}, bounds})[0],
-            (Array{7, 9, 9, 0}));
+  EXPECT_EQ(
+      bench.run(OpKind::Spread, {f64({e}), offsets}, {f64({e, s})}, {}, {{7, 8, 9}, bounds})[0],
+      (Array{7, 9, 9, 0}));
   EXPECT_EQ(bench.run(OpKind::Add, {rows, f64({dim("k", 1)})}, {rows}, {}, {x, {1}})[0],
             (Array{2, 3, 4, 100}));
 }
@@ -308,15 +329,15 @@ TEST(Reference, ConcatAndSlice) {
   Bench bench;
   Type a = f64({dim("i", 2), dim("x", 1)}), b = f64({dim("y", 2)});
   Type c = f64({dim("all", 3), dim("i", 2)});
-  Array joined = bench.run(OpKind::Concat, {a, b}, {c},
-                           {{"over", std::string("all")}, {"parts", Words{"x", "y"}}},
-                           {{1, 2}, {8, 9}})[0];
+  Array joined =
+      bench.run(OpKind::Concat, {a, b}, {c},
+                {{"over", std::string("all")}, {"parts", Words{"x", "y"}}}, {{1, 2}, {8, 9}})[0];
   EXPECT_EQ(joined, (Array{1, 2, 8, 8, 9, 9}));
-  EXPECT_EQ(bench.run(OpKind::Slice, {c}, {f64({dim("i", 2), dim("y", 2)})},
-                      {{"over", std::string("all")}, {"part", std::string("y")},
-                       {"offset", int64_t{1}}},
-                      {joined})[0],
-            (Array{8, 9, 8, 9}));
+  EXPECT_EQ(
+      bench.run(OpKind::Slice, {c}, {f64({dim("i", 2), dim("y", 2)})},
+                {{"over", std::string("all")}, {"part", std::string("y")}, {"offset", int64_t{1}}},
+                {joined})[0],
+      (Array{8, 9, 8, 9}));
 }
 
 TEST(Reference, Dropout) {
@@ -360,8 +381,9 @@ TEST(Reference, AdamWFirstStepIsTheSignOfTheGradient) {
 TEST(Reference, Sgd) {
   Bench bench;
   Type w = f64({dim("a", 1)}), scalar = f64({});
-  std::vector<Array> out = bench.run(OpKind::Sgd, {w, w, w, scalar, scalar}, {w, w},
-                                     {{"momentum", 0.5}, {"decay", 0.25}}, {{4}, {3}, {2}, {0.1}, {2}});
+  std::vector<Array> out =
+      bench.run(OpKind::Sgd, {w, w, w, scalar, scalar}, {w, w},
+                {{"momentum", 0.5}, {"decay", 0.25}}, {{4}, {3}, {2}, {0.1}, {2}});
   EXPECT_DOUBLE_EQ(out[1][0], 0.5 * 2 + 3 * 2 + 0.25 * 4);
   EXPECT_DOUBLE_EQ(out[0][0], 4 - 0.1 * 8);
 }
@@ -394,8 +416,8 @@ TEST(Reference, RepeatReadsSlices) {
     reference.var("w") = {1, 2, 10, 20, 100, 200};
     reference.run(*module.functions[0], {});
     EXPECT_EQ(reference.var("y"), reverse ? (Array{429, 850}) : (Array{132, 256})) << reverse;
-    EXPECT_EQ(reference.var("seen"), reverse ? (Array{214, 424, 102, 202, 1, 1})
-                                             : (Array{1, 1, 3, 4, 16, 28}));
+    EXPECT_EQ(reference.var("seen"),
+              reverse ? (Array{214, 424, 102, 202, 1, 1}) : (Array{1, 1, 3, 4, 16, 28}));
   }
 }
 

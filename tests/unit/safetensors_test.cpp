@@ -67,7 +67,8 @@ TEST(Safetensors, ReadsOtherElementTypes) {
   };
   float f = 0;
   // 1.5, the smallest subnormal, -infinity.
-  for (auto [bits, value] : {std::pair(uint16_t(0x3E00), 1.5f), {uint16_t(1), 0x1p-24f},
+  for (auto [bits, value] : {std::pair(uint16_t(0x3E00), 1.5f),
+                             {uint16_t(1), 0x1p-24f},
                              {uint16_t(0xFC00), -INFINITY}}) {
     auto file = open("F16", std::string(reinterpret_cast<const char*>(&bits), 2), 1);
     ASSERT_OK(file);
@@ -124,7 +125,8 @@ TEST(Safetensors, RefusesHostileHeaders) {
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 4, "outside the file's 4"},
       {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "holds 4 bytes"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
-       R"("b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", 6, "overlap at data byte 2"},
+       R"("b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
+       6, "overlap at data byte 2"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "0 to 4 belong to no"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 8, "4 to 8 belong to no"},
       {"{\"\xff\":1}", 0, "not JSON"},
@@ -134,9 +136,10 @@ TEST(Safetensors, RefusesHostileHeaders) {
   }
   // Legal oddities: no tensors; scalars; empty tensors.
   EXPECT_TRUE(bool(parseSafetensorsHeader("{}", 0)));
-  EXPECT_TRUE(bool(parseSafetensorsHeader(
-      R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
-      R"("b":{"dtype":"F32","shape":[0,9],"data_offsets":[4,4]}} )", 4)));
+  EXPECT_TRUE(
+      bool(parseSafetensorsHeader(R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+                                  R"("b":{"dtype":"F32","shape":[0,9],"data_offsets":[4,4]}} )",
+                                  4)));
 }
 
 TEST(Safetensors, RefusesFalseLengths) {

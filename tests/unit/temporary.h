@@ -64,7 +64,7 @@ std::string text(llvm::Expected<T> value) {
 }
 #define EXPECT_HAS(whole, part) EXPECT_NE((whole).find(part), std::string::npos) << (whole)
 #define ASSERT_OK(value) ASSERT_TRUE(bool(value)) << llvm::toString((value).takeError())
-#define ASSERT_DONE(error)                            \
+#define ASSERT_DONE(error) \
   if (llvm::Error problem = (error)) FAIL() << llvm::toString(std::move(problem))
 
 }  // namespace planc
