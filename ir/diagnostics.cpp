@@ -3,6 +3,7 @@
 #include "ir/diagnostics.h"
 
 #include <algorithm>
+#include <string>
 
 namespace planc {
 
@@ -38,22 +39,14 @@ uint32_t Diagnostics::addFile(llvm::StringRef path, std::string text) {
 }
 
 Message& Diagnostics::add(Diag id, Loc loc, std::string text) {
-  bool isError = severity(id) == Severity::Error;
-  auto drop = [&]() -> Message& {
-    if (dropped_.size() >= kMaxDropped) dropped_.pop_front();
-    return dropped_.emplace_back(Message{id, loc, std::move(text), {}, {}});
-  };
-  // A hostile file can be wrong a million times.
-  if (messages_.size() >= kMaxMessages) {
-    if (isError) ++errors_;
-    return drop();
-  }
-  for (const Message& seen : messages_)
-    if (seen.id == id && seen.loc.file == loc.file && seen.loc.line == loc.line &&
-        seen.loc.column == loc.column && seen.text == text)
-      return drop();
-  if (isError) ++errors_;
-  return messages_.emplace_back(Message{id, loc, std::move(text), {}, {}});
+  std::string key = std::to_string(size_t(id)) + ':' + std::to_string(loc.file) + ':' +
+                    std::to_string(loc.line) + ':' + std::to_string(loc.column) + ':' + text;
+  bool isNew = messages_.size() < kMaxMessages ? seen_.insert(key).second : true;
+  if (isNew && severity(id) == Severity::Error) ++errors_;
+  if (isNew && messages_.size() < kMaxMessages)
+    return messages_.emplace_back(Message{id, loc, std::move(text), {}, {}});
+  dropped_ = Message{id, loc, std::move(text), {}, {}};
+  return dropped_;
 }
 
 void Diagnostics::printLine(llvm::raw_ostream& out, Loc loc) const {
@@ -105,7 +98,7 @@ void Diagnostics::print(llvm::raw_ostream& out, bool showIds, unsigned limit) co
     }
     if (!message->help.empty()) out << "  help: " << message->help << '\n';
   }
-  if (errors > limit) out << "and " << errors - limit << " more errors\n";
+  if (errors_ > limit) out << "and " << errors_ - limit << " more errors\n";
 }
 
 std::string nearest(llvm::StringRef word, llvm::ArrayRef<std::string> names) {

@@ -8,6 +8,7 @@
 
 #include "ir/op.h"
 #include "llvm/ADT/StringRef.h"
+#include "llvm/ADT/StringSet.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/raw_ostream.h"
 
@@ -29,7 +30,7 @@ struct Note {
 };
 
 struct Message {
-  Diag id;
+  Diag id{};
   Loc loc;
   std::string text;
   std::vector<Note> notes;
@@ -54,8 +55,8 @@ class Diagnostics {
   const std::vector<std::string>& paths() const { return paths_; }
   llvm::StringRef source(uint32_t file) const { return sources_[file]; }
 
-  // Adds a message. The reference stays valid. A second error at the same place with the same id is
-  // dropped (follow-ups of one cause).
+  // Adds a message. The reference stays valid, until the next one if it was not kept: a second
+  // message with the same id, place and text is dropped.
   template <class... Args>
   Message& report(Loc loc, Diag id, Args&&... args) {
     return add(id, loc, llvm::formatv(planc::text(id), std::forward<Args>(args)...).str());
@@ -76,7 +77,8 @@ class Diagnostics {
   std::vector<std::string> paths_;
   std::deque<std::string> sources_;
   std::deque<Message> messages_;
-  std::deque<Message> dropped_;
+  Message dropped_;  // what a caller adds to a message that is not kept
+  llvm::StringSet<> seen_;
   unsigned errors_ = 0;
 };
 

@@ -164,8 +164,9 @@ int64_t pieces(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
 
 // The greatest tile of at most `most` that cuts a size into nearly equal pieces.
 int64_t evenTile(int64_t size, int64_t most) {
+  if (size <= most) return std::max<int64_t>(size, 1);
   int64_t each = pieces(size, pieces(size, most));
-  return std::clamp<int64_t>((each + 15) / 16 * 16, 1, std::max<int64_t>(size, 1));
+  return std::min((each + 15) / 16 * 16, size);
 }
 
 // How much of K one product takes: sgemm is slower on long strides that leave the second-level cache
