@@ -29,7 +29,8 @@ inline llvm::Expected<std::string> readInput(llvm::StringRef path) {
   return (*buffer)->getBuffer().str();
 }
 
-// Writes a file beside its place and renames it; `-` is standard output.
+// Writes a file beside its place and renames it; `-` is standard output. A device or a pipe is written
+// to: a rename would put a plain file where, say, /dev/null was.
 inline llvm::Error writeOutput(llvm::StringRef path, llvm::StringRef bytes) {
   auto broken = [&](const llvm::Twine& what) {
     return llvm::createStringError(llvm::inconvertibleErrorCode(), "'" + path + "': " + what);
@@ -42,7 +43,8 @@ inline llvm::Error writeOutput(llvm::StringRef path, llvm::StringRef bytes) {
     llvm::outs().clear_error();
     return broken(why);
   }
-  std::string beside = (path + ".tmp").str();
+  bool isDirect = llvm::sys::fs::exists(path) && !llvm::sys::fs::is_regular_file(path);
+  std::string beside = isDirect ? path.str() : (path + ".tmp").str();
   std::error_code error;
   {
     llvm::raw_fd_ostream out(beside, error);
@@ -52,9 +54,9 @@ inline llvm::Error writeOutput(llvm::StringRef path, llvm::StringRef bytes) {
     error = out.error();
     out.clear_error();
   }
-  if (!error) error = llvm::sys::fs::rename(beside, path);
+  if (!error && !isDirect) error = llvm::sys::fs::rename(beside, path);
   if (!error) return llvm::Error::success();
-  llvm::sys::fs::remove(beside);
+  if (!isDirect) llvm::sys::fs::remove(beside);
   return broken(error.message());
 }
 

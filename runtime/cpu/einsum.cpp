@@ -22,7 +22,7 @@ struct Plan {
   llvm::SmallVector<Axis, 4> outer;  // batch, and what is left of M and N
   llvm::SmallVector<Axis, 4> inner;  // what is left of K: products that add up
   bool copies[3] = {false, false, false};  // whether a, b, c pass through scratch
-  bool byColumns = false;                  // c's columns are found: the transposed product is run
+  bool byColumns = false;  // only the transposed product, with a and b exchanged, finds c's rows
   int64_t tileM = 1, tileN = 1;
 
   int64_t product() const { return m.size * n.size * k.size; }
@@ -103,14 +103,13 @@ Classes classify(llvm::ArrayRef<Type> types, const Ragged& ragged) {
 // Decides what runs in place. An operand of another element type than the product's never does.
 void planCopies(Plan& plan, const bool (&ownElem)[3]) {
   const Axis &m = plan.m, &n = plan.n, &k = plan.k;
-  bool rows = isMatrix(m.size, n.size, m.strides[C], n.strides[C]) &&
-              (n.size == 1 || n.strides[C] == 1);
-  bool columns = isMatrix(m.size, n.size, m.strides[C], n.strides[C]) &&
-                 (m.size == 1 || m.strides[C] == 1);
+  bool isC = ownElem[C] && isMatrix(m.size, n.size, m.strides[C], n.strides[C]);
+  bool rows = isC && (n.size == 1 || n.strides[C] == 1);
+  bool columns = isC && (m.size == 1 || m.strides[C] == 1);
   plan.byColumns = !rows && columns;
   plan.copies[A] = !ownElem[A] || !isMatrix(m.size, k.size, m.strides[A], k.strides[A]);
   plan.copies[B] = !ownElem[B] || !isMatrix(k.size, n.size, k.strides[B], n.strides[B]);
-  plan.copies[C] = !ownElem[C] || !(rows || columns);
+  plan.copies[C] = !rows && !columns;
 }
 
 // The loops that may be a product's M (or N, or K): the ragged one if it is of this class.
@@ -199,10 +198,11 @@ void chooseTiles(Plan& plan) {
 template <class T>
 class EinsumKernel : public Kernel {
  public:
-  EinsumKernel(Plan plan, Ragged ragged, llvm::ArrayRef<Type> types, Accumulate accumulate,
-               Shared& shared)
-      : plan_(std::move(plan)), ragged_(std::move(ragged)), accumulate_(accumulate),
-        shared_(shared) {
+  // `types` are of a, b and c; `exchanged`: a is the op's second operand.
+  EinsumKernel(Plan plan, Ragged ragged, llvm::ArrayRef<Type> types, bool exchanged,
+               Accumulate accumulate, Shared& shared)
+      : plan_(std::move(plan)), ragged_(std::move(ragged)), exchanged_(exchanged),
+        accumulate_(accumulate), shared_(shared) {
     for (int t : {A, B, C}) elems_[t] = types[size_t(t)].elem;
     int64_t room = (plan_.tileM + plan_.tileN) * kDepth + plan_.tileM * plan_.tileN +
                    std::max(plan_.tileM, plan_.tileN);
@@ -211,7 +211,8 @@ class EinsumKernel : public Kernel {
   }
 
   void run(const RunContext& context, Operands operands, Results results) override {
-    Run run{operands, results[0], nullptr, accumulate_.addsIn(context)};
+    Run run{{operands[exchanged_ ? 1 : 0], operands[exchanged_ ? 0 : 1]}, results[0], nullptr,
+            accumulate_.addsIn(context)};
     if (ragged_.role != Role::None) run.offsets = static_cast<const int32_t*>(operands[2]);
     int64_t outer = countOf(plan_.outer);
     for (int64_t g = 0; g < separateGroups(); ++g) {
@@ -228,7 +229,7 @@ class EinsumKernel : public Kernel {
 
  private:
   struct Run {
-    Operands operands;
+    const void* operands[2];
     void* result;
     const int32_t* offsets;
     bool add;
@@ -305,7 +306,7 @@ class EinsumKernel : public Kernel {
       scratch += plan_.tileM * plan_.tileN;
     } else {
       tile.c = static_cast<T*>(run.result) + toC;
-      tile.rows = plan_.byColumns ? plan_.n.strides[C] : plan_.m.strides[C];
+      tile.rows = plan_.m.strides[C];
     }
     int64_t last = ragged_.sums ? ragged_.groups : group + 1;
     for (int64_t g = group; g < last; ++g) addGroup(g, start, run, tile, scratch);
@@ -332,12 +333,7 @@ class EinsumKernel : public Kernel {
         Matrix<T> b = operand(B, d, tile.n, plan_.k, plan_.n, at[B] + k * plan_.k.strides[B], run,
                               scratch + plan_.tileM * kDepth);
         T beta = tile.started ? T(1) : T(0);
-        if (plan_.byColumns && !plan_.copies[C]) {
-          gemm(tile.n, tile.m, d, T(1), {b.data, b.columns, b.rows}, {a.data, a.columns, a.rows},
-               beta, tile.c, tile.rows);
-        } else {
-          gemm(tile.m, tile.n, d, T(1), a, b, beta, tile.c, tile.rows);
-        }
+        gemm(tile.m, tile.n, d, T(1), a, b, beta, tile.c, tile.rows);
         tile.started = true;
       }
     }
@@ -363,7 +359,6 @@ class EinsumKernel : public Kernel {
 
   void finish(Tile& tile, int64_t toC, const Run& run, T* scratch) const {
     int64_t rows = tile.m, columns = tile.n;
-    if (plan_.byColumns && !plan_.copies[C]) std::swap(rows, columns);
     if (!tile.started) {
       for (int64_t r = 0; r < rows; ++r) std::fill_n(tile.c + r * tile.rows, columns, T(0));
     }
@@ -382,6 +377,7 @@ class EinsumKernel : public Kernel {
 
   Plan plan_;
   Ragged ragged_;
+  bool exchanged_;
   Accumulate accumulate_;
   Shared& shared_;
   Elem elems_[3];
@@ -402,14 +398,23 @@ std::unique_ptr<Kernel> makeProductSum(const Op& op, const Type& result, Shared&
 KernelOr prepareEinsum(const Op& op, Shared& shared) {
   constexpr int64_t kSmallProduct = 512;
   Type types[3] = {op.operand(0)->type, op.operand(1)->type, resultType(op)};
-  Ragged ragged;
-  if (op.operands().size() == 3) ragged = findRagged(types, op.operand(2)->type);
-  Axis rows;
-  if (ragged.role != Role::None) rows = axisOf({ragged.dim, ragged.bound, ragged.over}, types);
   Elem own = isDouble(op) ? Elem::F64 : Elem::F32;
-  bool ownElem[3];
-  for (int t : {A, B, C}) ownElem[t] = types[t].elem == own;
-  Plan plan = choose(classify(types, ragged), ownElem, rows, ragged.role);
+  Ragged ragged;
+  Plan plan;
+  bool exchanged = false;
+  while (true) {
+    if (op.operands().size() == 3) ragged = findRagged(types, op.operand(2)->type);
+    Axis rows;
+    if (ragged.role != Role::None) rows = axisOf({ragged.dim, ragged.bound, ragged.over}, types);
+    bool ownElem[3];
+    for (int t : {A, B, C}) ownElem[t] = types[t].elem == own;
+    plan = choose(classify(types, ragged), ownElem, rows, ragged.role);
+    if (!plan.byColumns || exchanged) break;
+    std::swap(types[A], types[B]);
+    exchanged = true;
+  }
+  // Among equal plans the exchanged search may choose another one.
+  plan.copies[C] |= plan.byColumns;
   bool isMatrixProduct = std::min({plan.m.size, plan.n.size, plan.k.size}) > 1 &&
                          plan.product() >= kSmallProduct;
   if (ragged.role == Role::None && !isMatrixProduct) {
@@ -417,8 +422,8 @@ KernelOr prepareEinsum(const Op& op, Shared& shared) {
   }
   chooseTiles(plan);
   return withCompute(op, [&](auto zero) -> KernelOr {
-    return std::make_unique<EinsumKernel<decltype(zero)>>(plan, ragged, types, Accumulate(op),
-                                                          shared);
+    return std::make_unique<EinsumKernel<decltype(zero)>>(plan, ragged, types, exchanged,
+                                                          Accumulate(op), shared);
   });
 }
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "llvm/Support/FileSystem.h"
 #include "llvm/Support/Path.h"
 
 namespace planc {
@@ -120,16 +121,23 @@ llvm::Error File::close() {
 }
 
 llvm::Expected<ReplacingFile> ReplacingFile::create(llvm::StringRef path) {
-  llvm::Expected<File> file = File::openWrite(temporaryName(path));
+  llvm::SmallString<128> target(path);
+  // Fails where nothing is yet, and leaves the path as it came.
+  if (llvm::sys::fs::real_path(path, target)) target = path;
+  struct stat status;
+  bool isOther = ::stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
+  llvm::Expected<File> file =
+      File::openWrite(isOther ? std::string(target) : temporaryName(target));
   if (!file) return file.takeError();
-  return ReplacingFile(std::move(*file), path);
+  return ReplacingFile(std::move(*file), target);
 }
 
 ReplacingFile::~ReplacingFile() {
-  if (!file_.path().empty()) ::unlink(file_.path().c_str());
+  if (!file_.path().empty() && isBeside()) ::unlink(file_.path().c_str());
 }
 
 llvm::Error ReplacingFile::commit() {
+  if (!isBeside()) return file_.close();
   if (llvm::Error error = file_.sync()) return error;
   if (llvm::Error error = file_.close()) return error;
   if (::rename(file_.path().c_str(), path_.c_str()) != 0) {

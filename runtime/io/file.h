@@ -51,7 +51,8 @@ class File {
 
 // A file that replaces another in one instant. It is written beside its place as `.tmp-NAME-PID`;
 // `commit` flushes it to the disk and renames it. Until then, and after any failure or a kill, the
-// old file is whole. Dropped without a commit, it removes what it wrote.
+// old file is whole. Dropped without a commit, it removes what it wrote. A link is followed; a
+// device or a pipe (`/dev/null`) is written to, since a rename would put a plain file in its place.
 class ReplacingFile {
  public:
   static llvm::Expected<ReplacingFile> create(llvm::StringRef path);
@@ -64,6 +65,7 @@ class ReplacingFile {
 
  private:
   explicit ReplacingFile(File file, llvm::StringRef path) : file_(std::move(file)), path_(path) {}
+  bool isBeside() const { return file_.path() != path_; }
   File file_;
   std::string path_;
 };

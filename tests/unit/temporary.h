@@ -24,7 +24,7 @@ class TemporaryFolder {
   }
   ~TemporaryFolder() {
     std::error_code ignored;
-    ::chmod(path_.c_str(), 0700);
+    ::chmod(path_.c_str(), 0700);  // a test may have closed it
     std::filesystem::remove_all(path_, ignored);
   }
 

@@ -77,6 +77,7 @@ TEST(Verify, NamesTheBrokenRule) {
     Diagnostics diags;
     EXPECT_FALSE(parseModule(diags.addFile("t.ir", text), diags)) << c.body;
     ASSERT_FALSE(diags.messages().empty()) << c.body;
+    EXPECT_EQ(diags.messages().front().id, Diag::IrInvalid);
     EXPECT_NE(diags.messages().front().text.find(c.message), std::string::npos)
         << c.body << "\n" << diags.messages().front().text;
   }
