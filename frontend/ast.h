@@ -38,10 +38,14 @@ enum class ExprKind {
   Number,  // number, isInteger
   Name,    // text: a value, a parameter, a dim's size, a flag word, true, false
   Neg,     // args[0]
-  Add, Sub, Mul, Div, Contract,  // args[0], args[1]; Contract is `@`
-  Call,    // text(args...)
-  Lookup,  // text[args[0]]: table lookup
-  Compare, // args[0] text args[1], text one of == != < <= > >=: in `if` conditions
+  Add,
+  Sub,
+  Mul,
+  Div,
+  Contract,  // args[0], args[1]; Contract is `@`
+  Call,      // text(args...)
+  Lookup,    // text[args[0]]: table lookup
+  Compare,   // args[0] text args[1], text one of == != < <= > >=: in `if` conditions
 };
 
 struct Expr {
@@ -164,7 +168,7 @@ struct Target {
   Ident axis;
   Ident method;  // after `by`; empty: none
   std::vector<ExprPtr> args;
-  Ident scope;               // after the method: `within LEVEL` or `across`; empty: none
+  Ident scope;  // after the method: `within LEVEL` or `across`; empty: none
   std::vector<Quantity> stages;
 };
 
@@ -200,7 +204,8 @@ struct Precision {  // `precision bf16 { master f32, gradients f32 }`
   };
   std::vector<Entry> entries;
 };
-struct Recompute {  // `recompute layer`, `recompute attend, norm`, `recompute none`, `recompute auto`
+struct
+    Recompute {  // `recompute layer`, `recompute attend, norm`, `recompute none`, `recompute auto`
   std::vector<Ident> what;
 };
 struct Optimizer {  // `optimizer adamw { lr 3e-4, betas 0.9 0.95 }`

@@ -322,9 +322,7 @@ std::vector<std::string> Scope::moduleNames(bool models) const {
   return names;
 }
 
-llvm::ArrayRef<llvm::StringRef> builtinNames() {
-  return kBuiltins;
-}
+llvm::ArrayRef<llvm::StringRef> builtinNames() { return kBuiltins; }
 
 std::string printNumber(double value) {
   std::string text;

@@ -62,9 +62,7 @@ constexpr Setting kSettings[] = {
     {"sgd", "clip", 1, false, 0, kHuge, 0},
 };
 
-std::string quoted(llvm::StringRef name) {
-  return "'" + name.str() + "'";
-}
+std::string quoted(llvm::StringRef name) { return "'" + name.str() + "'"; }
 
 // `1, 2 or 4`
 std::string either(const std::vector<std::string>& words) {

@@ -20,13 +20,14 @@ struct File;
 
 struct CompileOptions {
   std::string plan;  // which plan; empty: the only one
-  std::vector<std::pair<std::string, std::string>> defines;  // -D name=value: overrides of parameters
-  std::vector<std::pair<std::string, std::string>> grid;     // --grid data=2: overrides of axes
+  std::vector<std::pair<std::string, std::string>>
+      defines;                                            // -D name=value: overrides of parameters
+  std::vector<std::pair<std::string, std::string>> grid;  // --grid data=2: overrides of axes
 };
 
 // Limits on input; documented in docs/language.md.
 inline constexpr size_t kMaxFileBytes = 16u << 20;
-inline constexpr unsigned kMaxDepth = 200;      // nested brackets and unary chains
+inline constexpr unsigned kMaxDepth = 200;  // nested brackets and unary chains
 inline constexpr unsigned kMaxTokens = 1u << 20;
 inline constexpr int64_t kMaxDimSize = int64_t{1} << 40;
 
@@ -40,8 +41,8 @@ std::unique_ptr<Module> compilePlan(const std::vector<std::unique_ptr<ast::File>
                                     const CompileOptions& options, Diagnostics& diags);
 
 // Checks all plans (`planc check`), lowering each to find every error; true when there is none.
-bool checkPlans(const std::vector<std::unique_ptr<ast::File>>& files,
-                const CompileOptions& options, Diagnostics& diags);
+bool checkPlans(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOptions& options,
+                Diagnostics& diags);
 
 // The canonical layout of a plan file, comments kept; nullopt when it does not parse.
 std::optional<std::string> formatPlan(llvm::StringRef path, std::string text, Diagnostics& diags);

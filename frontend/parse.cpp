@@ -31,9 +31,7 @@ constexpr llvm::StringRef kItems[] = {"import", "device", "cluster", "module", "
 // Words that are never names.
 constexpr const char* kReserved[] = {"import", "device", "cluster", "module", "plan", "dim",
                                      "input",  "weight", "repeat",  "if",     "else", "return"};
-bool isReserved(llvm::StringRef word) {
-  return llvm::is_contained(kReserved, word);
-}
+bool isReserved(llvm::StringRef word) { return llvm::is_contained(kReserved, word); }
 
 Loc locOf(uint32_t file, const Token* token) {
   bool end = token->getType() == Token::EOF;

@@ -22,15 +22,9 @@ constexpr size_t kMaxMessages = 2000;  // kept; further errors are only counted
 constexpr size_t kMaxDropped = 100;    // whose references stay valid
 }  // namespace
 
-llvm::StringRef name(Diag id) {
-  return kDiags[size_t(id)].name;
-}
-Severity severity(Diag id) {
-  return kDiags[size_t(id)].severity;
-}
-const char* text(Diag id) {
-  return kDiags[size_t(id)].text;
-}
+llvm::StringRef name(Diag id) { return kDiags[size_t(id)].name; }
+Severity severity(Diag id) { return kDiags[size_t(id)].severity; }
+const char* text(Diag id) { return kDiags[size_t(id)].text; }
 
 uint32_t Diagnostics::addFile(llvm::StringRef path, std::string text) {
   paths_.push_back(path.str());

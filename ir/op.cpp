@@ -160,8 +160,7 @@ Value* Block::addArg(Type type, llvm::StringRef name) {
 Words Block::enclosing() const {
   Words names;
   for (const Block* block = this; block && block->owner(); block = block->owner()->parent())
-    if (block->owner()->kind == OpKind::Repeat)
-      names.push_back(block->owner()->attrs.word("dim"));
+    if (block->owner()->kind == OpKind::Repeat) names.push_back(block->owner()->attrs.word("dim"));
   std::reverse(names.begin(), names.end());
   return names;
 }
@@ -260,12 +259,9 @@ Value* Builder::read(Variable* var) {
   return create(OpKind::Read, {}, {var->slice(block_->enclosing())}, {}, var, var->name)->result();
 }
 
-void Builder::write(Variable* var, Value* value) {
-  create(OpKind::Write, {value}, {}, {}, var);
-}
+void Builder::write(Variable* var, Value* value) { create(OpKind::Write, {value}, {}, {}, var); }
 
-Op* Builder::repeat(llvm::StringRef dim, int64_t count, bool reverse,
-                    llvm::ArrayRef<Value*> init) {
+Op* Builder::repeat(llvm::StringRef dim, int64_t count, bool reverse, llvm::ArrayRef<Value*> init) {
   llvm::SmallVector<Type, 4> types;
   for (const Value* value : init) types.push_back(value->type);
   Attrs attrs{{"dim", dim.str()}, {"count", count}};
@@ -279,7 +275,7 @@ Op* Builder::repeat(llvm::StringRef dim, int64_t count, bool reverse,
   return op;
 }
 
-static const llvm::StringRef kVarKinds[] = {"input", "weight", "copy",   "gradient",
+static const llvm::StringRef kVarKinds[] = {"input",  "weight", "copy",   "gradient",
                                             "moment", "slot",   "metric", "step"};
 llvm::StringRef name(VarKind kind) { return kVarKinds[size_t(kind)]; }
 std::optional<VarKind> varKindByName(llvm::StringRef text) {

@@ -107,7 +107,7 @@ class Value {
   std::string name;            // a hint from the plan; printing makes names unique
   std::optional<Place> place;  // rank level only
 
-  Op* def() const { return def_; }       // null for a block's argument
+  Op* def() const { return def_; }         // null for a block's argument
   Block* block() const { return block_; }  // the block it belongs to
   unsigned index() const { return index_; }
   llvm::ArrayRef<Use> uses() const { return uses_; }

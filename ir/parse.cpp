@@ -123,8 +123,8 @@ void Reader::next() {
     }
     token_.kind = closed ? Tok::String : Tok::Bad;
     token_.text = text_.slice(start, at_);
-  } else if (isdigit((unsigned char)c) || (c == '-' && at_ + 1 < text_.size() &&
-                                           isdigit((unsigned char)text_[at_ + 1]))) {
+  } else if (isdigit((unsigned char)c) ||
+             (c == '-' && at_ + 1 < text_.size() && isdigit((unsigned char)text_[at_ + 1]))) {
     ++at_;
     bool hex = text_.substr(start).startswith("0x");
     if (hex) ++at_;
@@ -162,8 +162,8 @@ bool Reader::failAt(Loc loc, const llvm::Twine& what) {
 }
 
 bool Reader::fail(const llvm::Twine& expected) {
-  std::string found =
-      token_.kind == Tok::End ? "the end of the file" : "'" + token_.text.take_front(40).str() + "'";
+  std::string found = token_.kind == Tok::End ? "the end of the file"
+                                              : "'" + token_.text.take_front(40).str() + "'";
   diags_.report(token_.loc, Diag::IrExpected, expected.str(), found);
   return false;
 }
@@ -346,8 +346,8 @@ bool Reader::op(Block& block, unsigned depth) {
       if (!type(types.emplace_back()) || !place(places.emplace_back())) return false;
     } while (accept(','));
     if (types.size() != results.size())
-      return failAt(at, llvm::Twine(results.size()) + " results but " + llvm::Twine(types.size()) +
-                            " types");
+      return failAt(
+          at, llvm::Twine(results.size()) + " results but " + llvm::Twine(types.size()) + " types");
   }
   Builder builder(&block);
   if (!loc(builder.loc)) return false;

@@ -244,10 +244,18 @@ Attrs Decoder::attrs() {
   for (size_t n = count(); n > 0 && !bad_; --n) {
     std::string key = string();
     switch (below(4)) {
-      case 0: attrs.set(key, integer()); break;
-      case 1: attrs.set(key, real()); break;
-      case 2: attrs.set(key, string()); break;
-      default: attrs.set(key, words()); break;
+      case 0:
+        attrs.set(key, integer());
+        break;
+      case 1:
+        attrs.set(key, real());
+        break;
+      case 2:
+        attrs.set(key, string());
+        break;
+      default:
+        attrs.set(key, words());
+        break;
     }
   }
   return attrs;

@@ -8,8 +8,8 @@ namespace planc {
 
 static std::string traitNames(uint32_t traits) {
   static const std::pair<Trait, llvm::StringRef> kNames[] = {
-      {Elementwise, "elementwise"}, {InPlace, "in place"},      {Effect, "effect"},
-      {Var, "variable"},            {Accumulates, "accumulates"}, {Gradient, "gradient"}};
+      {Elementwise, "elementwise"}, {InPlace, "in place"}, {Effect, "effect"}, {Var, "variable"},
+      {Accumulates, "accumulates"}, {Gradient, "gradient"}};
   std::string text;
   for (const auto& [trait, name] : kNames)
     if (traits & trait) text += (text.empty() ? "" : ", ") + name.str();

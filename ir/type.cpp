@@ -13,10 +13,14 @@ namespace planc {
 
 llvm::StringRef name(Elem elem) {
   switch (elem) {
-    case Elem::F32: return "f32";
-    case Elem::BF16: return "bf16";
-    case Elem::F64: return "f64";
-    case Elem::I32: return "i32";
+    case Elem::F32:
+      return "f32";
+    case Elem::BF16:
+      return "bf16";
+    case Elem::F64:
+      return "f64";
+    case Elem::I32:
+      return "i32";
   }
   llvm_unreachable("element type");
 }
@@ -30,9 +34,7 @@ std::optional<Elem> elemByName(llvm::StringRef text) {
       .Default(std::nullopt);
 }
 
-int64_t bytesPerElement(Elem elem) {
-  return elem == Elem::BF16 ? 2 : elem == Elem::F64 ? 8 : 4;
-}
+int64_t bytesPerElement(Elem elem) { return elem == Elem::BF16 ? 2 : elem == Elem::F64 ? 8 : 4; }
 
 int64_t saturatingMul(int64_t a, int64_t b) {
   int64_t product;
@@ -47,8 +49,7 @@ int Type::find(llvm::StringRef name) const {
 
 int64_t Type::size(llvm::StringRef name) const {
   int at = find(name);
-  if (at < 0)
-    llvm::report_fatal_error("planc: type " + llvm::Twine(str()) + " has no dim " + name);
+  if (at < 0) llvm::report_fatal_error("planc: type " + llvm::Twine(str()) + " has no dim " + name);
   return dims[at].size;
 }
 

@@ -45,7 +45,8 @@ llvm::Error checkType(const Type& type, bool isVariable = false) {
     const Dim& dim = type.dims[i];
     if (dim.name.empty()) return broken("a dim without a name");
     if (dim.size < 1) return broken("dim '" + dim.name + "' has size " + Twine(dim.size));
-    if (!seen.insert(dim.name).second) return broken("dim '" + dim.name + "' stands twice in a type");
+    if (!seen.insert(dim.name).second)
+      return broken("dim '" + dim.name + "' stands twice in a type");
     if (dim.isRagged() && (i == 0 || type.dims[i - 1].name != dim.over || (i > 1 && !isVariable)))
       return broken("ragged dim '" + dim.name + "' must stand second, behind its groups '" +
                     dim.over + "'");
@@ -115,7 +116,8 @@ llvm::Error Verifier::variable(const Variable& var) {
     case VarKind::Step:
       if (!isScalar(Elem::I32)) return broken("the step is an i32[]");
       break;
-    case VarKind::Slot: break;
+    case VarKind::Slot:
+      break;
   }
   return place(var.place, var.type);
 }
@@ -208,7 +210,8 @@ llvm::Error Verifier::block(const Block& block, unsigned depth) {
 }
 
 llvm::Error Verifier::run() {
-  if (module_.level == Level::Rank && (module_.arenaBytes < 0 || module_.arenaBytes > kMaxElements * 8))
+  if (module_.level == Level::Rank &&
+      (module_.arenaBytes < 0 || module_.arenaBytes > kMaxElements * 8))
     return broken("the arena has " + Twine(module_.arenaBytes) + " bytes");
   int64_t microbatches = module_.settings.integer("microbatches", 1);
   if (microbatches < 1) return broken("the module has " + Twine(microbatches) + " microbatches");

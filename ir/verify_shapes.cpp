@@ -111,7 +111,7 @@ Error expectElem(StringRef what, const Type& type, bool isInt) {
   return broken(what + (isInt ? " must hold i32" : " must hold floating-point numbers"));
 }
 
-#define TRY(expression)                     \
+#define TRY(expression) \
   if (Error error = (expression)) return error
 
 class Shapes {
@@ -173,22 +173,31 @@ Error Shapes::elements() const {
   };
   auto isIntOperand = [&](unsigned i) {
     switch (op_.kind) {
-      case OpKind::Einsum: return i == 2;
+      case OpKind::Einsum:
+        return i == 2;
       case OpKind::Sum:
       case OpKind::Spread:
       case OpKind::Lookup:
-      case OpKind::DispatchGrad: return i == 1;
+      case OpKind::DispatchGrad:
+        return i == 1;
       case OpKind::LookupGrad:
       case OpKind::CountValid:
-      case OpKind::LearningRate: return i == 0;
+      case OpKind::LearningRate:
+        return i == 0;
       case OpKind::CrossEntropy:
       case OpKind::CrossEntropyGrad:
-      case OpKind::Dispatch: return i == 1 || i == 2;
-      case OpKind::RouteGrad: return i == 1 || i == 2;
-      case OpKind::Combine: return i == 2;
-      case OpKind::CombineGrad: return i == 3;
-      case OpKind::AdamW: return i == 6;
-      default: return false;
+      case OpKind::Dispatch:
+        return i == 1 || i == 2;
+      case OpKind::RouteGrad:
+        return i == 1 || i == 2;
+      case OpKind::Combine:
+        return i == 2;
+      case OpKind::CombineGrad:
+        return i == 3;
+      case OpKind::AdamW:
+        return i == 6;
+      default:
+        return false;
     }
   };
   auto isIntResult = [&](unsigned i) {
@@ -352,7 +361,8 @@ Error Shapes::spread() const {
 Error Shapes::over() const {
   TRY(needs("over", 0));
   switch (op_.kind) {
-    case OpKind::Softmax: return expectDims("the result", out(), in(0));
+    case OpKind::Softmax:
+      return expectDims("the result", out(), in(0));
     case OpKind::SoftmaxGrad:
       TRY(expectDims("operand 1", in(1), in(0)));
       return expectDims("the result", out(), in(0));
@@ -437,7 +447,8 @@ Error Shapes::concat() const {
   Dims others;
   for (unsigned i = 0; i < parts.size(); ++i) {
     const Dim* part = findDim(in(i), parts[i]);
-    if (!part || part->isRagged()) return broken("operand " + Twine(i) + " lacks '" + parts[i] + "'");
+    if (!part || part->isRagged())
+      return broken("operand " + Twine(i) + " lacks '" + parts[i] + "'");
     size += part->size;
     others = unite(others, less(in(i), {parts[i]}));
   }
@@ -465,8 +476,7 @@ Error Shapes::route() const {
   TRY(needs("over", 0));
   std::string over = word("over");
   int64_t experts = op_.operand(0)->type.size(over), top = op_.attrs.integer("top");
-  if (top < 1 || top > experts)
-    return broken("chooses " + Twine(top) + " of " + Twine(experts));
+  if (top < 1 || top > experts) return broken("chooses " + Twine(top) + " of " + Twine(experts));
   std::string score = word("score"), per = word("per");
   if (score != "softmax" && score != "sigmoid") return broken("unknown score '" + score + "'");
   if (per != "sequence" && per != "microbatch") return broken("unknown group '" + per + "'");
@@ -491,7 +501,8 @@ Error Shapes::routeGrad() const {
   const Op& route = *choice->def();
   if (route.operand(0)->type.dims != in(0) || route.attrs.word("over") != word("over"))
     return broken("the scores are not those of the route");
-  for (StringRef key : {"top", "score", "per", "normalise", "scale", "balance", "capacity", "seq"}) {
+  for (StringRef key :
+       {"top", "score", "per", "normalise", "scale", "balance", "capacity", "seq"}) {
     const Attr *mine = op_.attrs.find(key), *its = route.attrs.find(key);
     if (bool(mine) != bool(its) || (mine && *mine != *its))
       return broken("'" + key + "' differs from the route's");
@@ -551,30 +562,41 @@ Error Shapes::run() {
     case OpKind::Read:
     case OpKind::Write:
     case OpKind::Accum:
-    case OpKind::Zero: return variableOp();
+    case OpKind::Zero:
+      return variableOp();
     case OpKind::Repeat:
     case OpKind::Yield:
-    case OpKind::Fused: return Error::success();
-    default: break;
+    case OpKind::Fused:
+      return Error::success();
+    default:
+      break;
   }
   TRY(elements());
   TRY(consistent());
   if (op_.has(Elementwise)) return elementwise();
   switch (op_.kind) {
-    case OpKind::Const: return Error::success();
-    case OpKind::Einsum: return einsum();
-    case OpKind::Sum: return sum();
-    case OpKind::Spread: return spread();
+    case OpKind::Const:
+      return Error::success();
+    case OpKind::Einsum:
+      return einsum();
+    case OpKind::Sum:
+      return sum();
+    case OpKind::Spread:
+      return spread();
     case OpKind::Softmax:
     case OpKind::SoftmaxGrad:
     case OpKind::Norm:
-    case OpKind::NormGrad: return over();
+    case OpKind::NormGrad:
+      return over();
     case OpKind::Lookup:
-    case OpKind::LookupGrad: return lookup();
+    case OpKind::LookupGrad:
+      return lookup();
     case OpKind::CountValid:
-    case OpKind::SumSquares: return expectDims("the result", out(), {});
+    case OpKind::SumSquares:
+      return expectDims("the result", out(), {});
     case OpKind::CrossEntropy:
-    case OpKind::CrossEntropyGrad: return crossEntropy();
+    case OpKind::CrossEntropyGrad:
+      return crossEntropy();
     case OpKind::Rope: {
       TRY(needs("seq", 0));
       TRY(needs("by", 0));
@@ -585,26 +607,35 @@ Error Shapes::run() {
       return expectDims("the result", out(), in(0));
     }
     case OpKind::Attend:
-    case OpKind::AttendGrad: return attend();
+    case OpKind::AttendGrad:
+      return attend();
     case OpKind::Dropout: {
       double rate = op_.attrs.number("rate", -1);
       if (!(rate >= 0 && rate < 1)) return broken("drops at a rate outside [0, 1)");
       return expectDims("the result", out(), in(0));
     }
-    case OpKind::Concat: return concat();
-    case OpKind::Slice: return slice();
-    case OpKind::Route: return route();
-    case OpKind::RouteGrad: return routeGrad();
+    case OpKind::Concat:
+      return concat();
+    case OpKind::Slice:
+      return slice();
+    case OpKind::Route:
+      return route();
+    case OpKind::RouteGrad:
+      return routeGrad();
     case OpKind::Dispatch:
-    case OpKind::DispatchGrad: return dispatch();
+    case OpKind::DispatchGrad:
+      return dispatch();
     case OpKind::Combine:
-    case OpKind::CombineGrad: return combine();
+    case OpKind::CombineGrad:
+      return combine();
     case OpKind::LearningRate:
       TRY(expectDims("the step", in(0), {}));
       return expectDims("the result", out(), {});
     case OpKind::AdamW:
-    case OpKind::Sgd: return optimizer();
-    default: return broken("has no shape rule");
+    case OpKind::Sgd:
+      return optimizer();
+    default:
+      return broken("has no shape rule");
   }
 }
 

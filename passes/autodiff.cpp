@@ -143,14 +143,14 @@ void Autodiff::differentiateRepeat(Op& op) {
   walk(*op.body, [&](Op* inner) {
     if (inner->body) inside.insert(inner->body.get());
     for (Value* operand : inner->operands())
-      if (!inside.contains(operand->block()) && active_.contains(operand) &&
-          !weightRead(operand) && !llvm::is_contained(outer, operand))
+      if (!inside.contains(operand->block()) && active_.contains(operand) && !weightRead(operand) &&
+          !llvm::is_contained(outer, operand))
         outer.push_back(operand);
   });
   for (Value* value : outer) init.push_back(back_->constant(0, value->type));
 
-  Op* reversed = back_->repeat(op.attrs.word("dim"), op.attrs.integer("count"),
-                               !op.isFlag("reverse"), init);
+  Op* reversed =
+      back_->repeat(op.attrs.word("dim"), op.attrs.integer("count"), !op.isFlag("reverse"), init);
   Block& body = *reversed->body;
   Builder* outside = back_;
   auto outsideGradients = std::move(gradients_);

@@ -45,9 +45,9 @@ class Autodiff {
 
   Module& module_;
   Diagnostics& diags_;
-  Builder* back_ = nullptr;                        // where gradients are emitted
-  llvm::DenseSet<const Value*> active_;            // depends on a weight
-  llvm::DenseMap<Value*, Value*> gradients_;       // of the values of the block at hand
+  Builder* back_ = nullptr;                   // where gradients are emitted
+  llvm::DenseSet<const Value*> active_;       // depends on a weight
+  llvm::DenseMap<Value*, Value*> gradients_;  // of the values of the block at hand
   llvm::DenseMap<Value*, Variable*> slots_;
   llvm::DenseMap<std::pair<Value*, Block*>, Value*> cache_;  // saved() by block of @backward
   llvm::DenseMap<const Variable*, Variable*> weightGradients_;

@@ -15,7 +15,7 @@
 namespace planc {
 namespace {
 
-constexpr size_t kMaxOps = 24;     // of one fused op: its values must fit the first cache
+constexpr size_t kMaxOps = 24;  // of one fused op: its values must fit the first cache
 constexpr size_t kMaxInputs = 12;
 
 bool isScalarConst(const Value* value) {
@@ -94,7 +94,8 @@ class Fuser {
     if (a.ops.size() + b.ops.size() > kMaxOps) return false;
     // Nothing may go on behind a sum.
     for (const Value* operand : op.operands())
-      if (operand->def() && operand->def()->kind == OpKind::Sum && group_.lookup(operand->def()) == &a)
+      if (operand->def() && operand->def()->kind == OpKind::Sum &&
+          group_.lookup(operand->def()) == &a)
         return false;
     llvm::DenseSet<const Op*> members(a.ops.begin(), a.ops.end());
     members.insert(b.ops.begin(), b.ops.end());

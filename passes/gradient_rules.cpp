@@ -16,7 +16,8 @@ void Autodiff::elementwiseRule(Op& op, Value* dy) {
   auto mul = [&](Value* l, Value* r) { return ew(OpKind::Mul, {l, r}, elem); };
   auto sub = [&](Value* l, Value* r) { return ew(OpKind::Sub, {l, r}, elem); };
   switch (op.kind) {
-    case OpKind::Cast: return addGradient(a, dy);
+    case OpKind::Cast:
+      return addGradient(a, dy);
     case OpKind::Add:
       addGradient(a, dy);
       return addGradient(b, dy);
@@ -43,23 +44,34 @@ void Autodiff::elementwiseRule(Op& op, Value* dy) {
       if (isActive(b)) addGradient(b, sub(dy, toFirst));
       return;
     }
-    case OpKind::Neg: return addGradient(a, ew(OpKind::Neg, {dy}, elem));
-    case OpKind::Exp: return addGradient(a, mul(dy, y()));
-    case OpKind::Log: return addGradient(a, ew(OpKind::Div, {dy, x()}, elem));
-    case OpKind::Sqrt: return addGradient(a, ew(OpKind::Div, {mul(dy, number(0.5)), y()}, elem));
+    case OpKind::Neg:
+      return addGradient(a, ew(OpKind::Neg, {dy}, elem));
+    case OpKind::Exp:
+      return addGradient(a, mul(dy, y()));
+    case OpKind::Log:
+      return addGradient(a, ew(OpKind::Div, {dy, x()}, elem));
+    case OpKind::Sqrt:
+      return addGradient(a, ew(OpKind::Div, {mul(dy, number(0.5)), y()}, elem));
     case OpKind::Rsqrt: {
       Value* cube = mul(y(), ew(OpKind::Square, {y()}, elem));
       return addGradient(a, mul(mul(dy, number(-0.5)), cube));
     }
-    case OpKind::Square: return addGradient(a, mul(mul(dy, number(2)), x()));
+    case OpKind::Square:
+      return addGradient(a, mul(mul(dy, number(2)), x()));
     case OpKind::Tanh:
       return addGradient(a, mul(dy, sub(number(1), ew(OpKind::Square, {y()}, elem))));
-    case OpKind::Sigmoid: return addGradient(a, mul(dy, mul(y(), sub(number(1), y()))));
-    case OpKind::Relu: return addGradient(a, ew(OpKind::ReluGrad, {x(), dy}, elem));
-    case OpKind::Silu: return addGradient(a, ew(OpKind::SiluGrad, {x(), dy}, elem));
-    case OpKind::Gelu: return addGradient(a, ew(OpKind::GeluGrad, {x(), dy}, elem));
-    case OpKind::GeluTanh: return addGradient(a, ew(OpKind::GeluTanhGrad, {x(), dy}, elem));
-    default: llvm_unreachable("elementwise op without a gradient rule");
+    case OpKind::Sigmoid:
+      return addGradient(a, mul(dy, mul(y(), sub(number(1), y()))));
+    case OpKind::Relu:
+      return addGradient(a, ew(OpKind::ReluGrad, {x(), dy}, elem));
+    case OpKind::Silu:
+      return addGradient(a, ew(OpKind::SiluGrad, {x(), dy}, elem));
+    case OpKind::Gelu:
+      return addGradient(a, ew(OpKind::GeluGrad, {x(), dy}, elem));
+    case OpKind::GeluTanh:
+      return addGradient(a, ew(OpKind::GeluTanhGrad, {x(), dy}, elem));
+    default:
+      llvm_unreachable("elementwise op without a gradient rule");
   }
 }
 
@@ -103,8 +115,9 @@ void Autodiff::joinRule(Op& op, Value* dy) {
       Type type = dy->type;
       type.dims[type.find(over)] = part;
       if (isActive(operand))
-        addGradient(operand, back_->value(OpKind::Slice, {dy}, type,
-                                          {{"over", over}, {"offset", offset}, {"part", parts[i]}}));
+        addGradient(operand,
+                    back_->value(OpKind::Slice, {dy}, type,
+                                 {{"over", over}, {"offset", offset}, {"part", parts[i]}}));
       offset += part.size;
     }
     return;
@@ -154,19 +167,22 @@ void Autodiff::rule(Op& op) {
   Value* x = op.operands().empty() ? nullptr : op.operand(0);
   switch (op.kind) {
     case OpKind::Read:
-    case OpKind::Const: return;
+    case OpKind::Const:
+      return;
     case OpKind::Einsum:
     case OpKind::Sum:
-    case OpKind::Spread: return contractionRule(op, dy);
+    case OpKind::Spread:
+      return contractionRule(op, dy);
     case OpKind::Concat:
-    case OpKind::Slice: return joinRule(op, dy);
+    case OpKind::Slice:
+      return joinRule(op, dy);
     case OpKind::Softmax:
       return addGradient(
           x, back_->value(OpKind::SoftmaxGrad, {saved(op.result()), dy}, x->type, op.attrs));
     case OpKind::Norm:
-      return addGradient(x, back_->value(OpKind::NormGrad,
-                                         {dy, saved(op.result(0)), saved(op.result(1))}, x->type,
-                                         op.attrs));
+      return addGradient(
+          x, back_->value(OpKind::NormGrad, {dy, saved(op.result(0)), saved(op.result(1))}, x->type,
+                          op.attrs));
     case OpKind::Lookup:
       return addGradient(
           x, back_->value(OpKind::LookupGrad, {saved(op.operand(1)), dy}, x->type, op.attrs));
@@ -183,11 +199,10 @@ void Autodiff::rule(Op& op) {
     case OpKind::Dropout:
       return addGradient(x, back_->value(OpKind::Dropout, {dy}, x->type, op.attrs));
     case OpKind::Attend: {
-      Op* gradient = back_->create(
-          OpKind::AttendGrad,
-          {saved(x), saved(op.operand(1)), saved(op.operand(2)), saved(op.result(0)),
-           saved(op.result(1)), dy},
-          {x->type, op.operand(1)->type, op.operand(2)->type}, op.attrs);
+      Op* gradient = back_->create(OpKind::AttendGrad,
+                                   {saved(x), saved(op.operand(1)), saved(op.operand(2)),
+                                    saved(op.result(0)), saved(op.result(1)), dy},
+                                   {x->type, op.operand(1)->type, op.operand(2)->type}, op.attrs);
       for (unsigned i = 0; i < 3; ++i) addGradient(op.operand(i), gradient->result(i));
       return;
     }
@@ -195,14 +210,16 @@ void Autodiff::rule(Op& op) {
       return addGradient(
           x, back_->value(OpKind::DispatchGrad, {dy, saved(op.operand(1))}, x->type, op.attrs));
     case OpKind::Combine: {
-      Op* gradient = back_->create(
-          OpKind::CombineGrad, {dy, saved(x), saved(op.operand(1)), saved(op.operand(2))},
-          {x->type, op.operand(1)->type}, op.attrs);
+      Op* gradient = back_->create(OpKind::CombineGrad,
+                                   {dy, saved(x), saved(op.operand(1)), saved(op.operand(2))},
+                                   {x->type, op.operand(1)->type}, op.attrs);
       for (unsigned i = 0; i < 2; ++i) addGradient(op.operand(i), gradient->result(i));
       return;
     }
-    case OpKind::CountValid: return;
-    default: llvm_unreachable("op without a gradient rule");
+    case OpKind::CountValid:
+      return;
+    default:
+      llvm_unreachable("op without a gradient rule");
   }
 }
 

@@ -211,9 +211,9 @@ void MemoryPlan::placeRepeat(Op& op) {
     home.isCarried = true;
     auto initHome = home_.find(init);
     bool takesInit = init->def() && init->block() == op.parent() && initHome != home_.end() &&
-                     !initHome->second.var && !initHome->second.isCarried &&
-                     !taken_.count(init) && lastUse(init) <= end_.lookup(&op) &&
-                     llvm::count(op.operands(), init) == 1 && usesInside(init, op) == 0;
+                     !initHome->second.var && !initHome->second.isCarried && !taken_.count(init) &&
+                     lastUse(init) <= end_.lookup(&op) && llvm::count(op.operands(), init) == 1 &&
+                     usesInside(init, op) == 0;
     if (takesInit) {
       home.buffer = initHome->second.buffer;
       taken_.insert(init);
@@ -229,9 +229,8 @@ void MemoryPlan::placeRepeat(Op& op) {
     if (!def || def->parent() != op.body.get() || def->kind == OpKind::Read ||
         def->kind == OpKind::Repeat || llvm::count(yield->operands(), next) > 1)
       continue;
-    bool isSaved = llvm::any_of(next->uses(), [](const Use& use) {
-      return use.op->kind == OpKind::Write;
-    });
+    bool isSaved =
+        llvm::any_of(next->uses(), [](const Use& use) { return use.op->kind == OpKind::Write; });
     int made = start_.lookup(def), argDies = lastUse(arg);
     bool isOnArg = argDies == made && canLieOn(*def, *arg, *next);
     if (!isSaved && (argDies < made || isOnArg)) home_[next] = home;
@@ -242,7 +241,8 @@ void MemoryPlan::placeRepeat(Op& op) {
 size_t MemoryPlan::usesInside(const Value* value, const Op& repeat) const {
   return size_t(llvm::count_if(value->uses(), [&](const Use& use) { return use.op != &repeat; }) -
                 llvm::count_if(value->uses(), [&](const Use& use) {
-                  return use.op != &repeat && useTime(use.op, value->block()) < start_.lookup(&repeat);
+                  return use.op != &repeat &&
+                         useTime(use.op, value->block()) < start_.lookup(&repeat);
                 }));
 }
 

@@ -41,8 +41,7 @@ void precision(Module& module, Diagnostics&) {
       for (const Use& use : op->result()->uses()) {
         if (use.op->kind == OpKind::Cast && use.op->parent() == op->parent())
           casts[op->var].push_back(use.op);
-        else
-          readAsIs.insert(op->var);
+        else readAsIs.insert(op->var);
       }
     });
   size_t count = module.vars.size();
@@ -64,8 +63,8 @@ void precision(Module& module, Diagnostics&) {
       Block* block = cast->parent();
       Builder builder(block, block->indexOf(cast));
       builder.loc = cast->loc;
-      Op* fresh = builder.create(OpKind::Read, {}, {cast->result()->type}, {}, var,
-                                 cast->result()->name);
+      Op* fresh =
+          builder.create(OpKind::Read, {}, {cast->result()->type}, {}, var, cast->result()->name);
       cast->result()->replaceAllUsesWith(fresh->result());
       cast->erase();
       if (read->result()->uses().empty()) read->erase();

@@ -14,7 +14,7 @@ struct PassOptions {
   std::string dumpAfter;            // a pass's name, or `all`
   std::string dumpDir;              // write dumps as files there instead of to `dumps`
   bool time = false;
-  int64_t bisect = -1;              // run only the first N passes
+  int64_t bisect = -1;  // run only the first N passes
   llvm::raw_ostream* dumps = nullptr;
   llvm::raw_ostream* times = nullptr;
 };

@@ -80,15 +80,14 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
     made.results.push_back(pointer(*result->place, enclosing));
   auto copy = [&](const Value& from, const Value& to) {
     if (from.place != to.place)
-      made.copies.push_back({pointer(*from.place, enclosing), pointer(*to.place, enclosing),
-                             from.type.bytes()});
+      made.copies.push_back(
+          {pointer(*from.place, enclosing), pointer(*to.place, enclosing), from.type.bytes()});
   };
   switch (op.kind) {
     case OpKind::Repeat: {
       made.count = op.attrs.integer("count");
       made.reverse = op.isFlag("reverse");
-      for (unsigned i = 0; i < op.operands().size(); ++i)
-        copy(*op.operand(i), *op.body->args()[i]);
+      for (unsigned i = 0; i < op.operands().size(); ++i) copy(*op.operand(i), *op.body->args()[i]);
       if (llvm::Error error = prepare(*op.body, made.body)) return error;
       return made;
     }
@@ -108,7 +107,8 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
     case OpKind::Zero:
       made.results.push_back(pointer(*op.var->place, enclosing));
       return made;
-    default: break;
+    default:
+      break;
   }
   if (op.var) made.results.push_back(slice(*op.var, enclosing));
   auto kernel = device_.prepare(op);
@@ -134,10 +134,12 @@ void Interpreter::run(const Instruction& instruction) {
       return;
     }
     case OpKind::Yield:
-    case OpKind::Write: return move(instruction.copies);
+    case OpKind::Write:
+      return move(instruction.copies);
     case OpKind::Zero:
       return device_.zero(resolve(instruction.results[0]), op.var->type.bytes());
-    default: break;
+    default:
+      break;
   }
   for (size_t i = 0; i < instruction.operands.size(); ++i)
     operandScratch_[i] = resolve(instruction.operands[i]);

@@ -17,8 +17,7 @@ namespace planc {
 class Interpreter {
  public:
   // Allocates the arena and prepares every kernel. The program must outlive this and be verified.
-  static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program,
-                                                             Device& device);
+  static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program, Device& device);
 
   // Where a variable lies (all iterations), and the arena's bytes.
   std::byte* data(const Variable& var) const { return arena_ + var.place->offset; }
@@ -50,8 +49,8 @@ class Interpreter {
     std::string name;  // in the trace
     std::unique_ptr<Kernel> kernel;
     std::vector<Pointer> operands, results;
-    std::vector<Copy> copies;               // repeat: initial values; yield, write: what moves
-    std::vector<Instruction> body;          // repeat
+    std::vector<Copy> copies;       // repeat: initial values; yield, write: what moves
+    std::vector<Instruction> body;  // repeat
     int64_t count = 0;
     bool reverse = false;
     unsigned depth = 0;

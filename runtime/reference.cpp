@@ -14,9 +14,7 @@ namespace planc {
 namespace {
 
 // Initial weights are rounded to what the runtime stores, so that both start from the same numbers.
-double stored(double value, Elem elem) {
-  return elem == Elem::F64 ? value : double(float(value));
-}
+double stored(double value, Elem elem) { return elem == Elem::F64 ? value : double(float(value)); }
 
 Array initialValue(const Variable& variable, uint64_t seed) {
   Array values(size_t(variable.type.elements()), 0.0);

@@ -10,9 +10,7 @@
 namespace planc {
 namespace {
 
-Array zerosLike(const Type& type) {
-  return Array(size_t(type.elements()), 0.0);
-}
+Array zerosLike(const Type& type) { return Array(size_t(type.elements()), 0.0); }
 
 // The tokens of a routing in their order, each with its experts' scores.
 struct Tokens {

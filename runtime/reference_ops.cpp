@@ -13,18 +13,10 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
-double sigmoid(double x) {
-  return 1 / (1 + std::exp(-x));
-}
-double normalCdf(double x) {
-  return 0.5 * std::erfc(-x / std::sqrt(2.0));
-}
-double normalPdf(double x) {
-  return std::exp(-x * x / 2) / std::sqrt(2 * kPi);
-}
-double geluTanhInner(double x) {
-  return std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x);
-}
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+double normalCdf(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
+double normalPdf(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * kPi); }
+double geluTanhInner(double x) { return std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x); }
 
 double geluTanhSlope(double x) {
   double t = std::tanh(geluTanhInner(x));
@@ -92,13 +84,9 @@ double binary(OpKind kind, double a, double b) {
   }
 }
 
-const Type& typeOf(const Op& op, unsigned operand) {
-  return op.operand(operand)->type;
-}
+const Type& typeOf(const Op& op, unsigned operand) { return op.operand(operand)->type; }
 
-Array zeros(const Type& type) {
-  return Array(size_t(type.elements()), 0.0);
-}
+Array zeros(const Type& type) { return Array(size_t(type.elements()), 0.0); }
 
 Array elementwise(const Op& op, const Arrays& in, const Type& type) {
   Array out = zeros(type);
@@ -232,9 +220,7 @@ Array normGrad(const Op& op, const Arrays& in, const Type& type) {
 }
 
 // Whether an id names one of `size` rows; others (the -1 of no token) read zero and add nothing.
-bool isRow(double id, int64_t size) {
-  return id >= 0 && id < double(size);
-}
+bool isRow(double id, int64_t size) { return id >= 0 && id < double(size); }
 
 Array lookup(const Op& op, const Array& table, const Array& ids, const Type& type) {
   Array out = zeros(type);

@@ -96,9 +96,7 @@ struct Attention {
   }
 };
 
-Array zerosLike(const Type& type) {
-  return Array(size_t(type.elements()), 0.0);
-}
+Array zerosLike(const Type& type) { return Array(size_t(type.elements()), 0.0); }
 
 }  // namespace
 

@@ -64,7 +64,8 @@ double fetch(Elem elem, const std::byte* at, int64_t i) {
 template <class F>
 void inParallel(int64_t count, F&& body) {
   constexpr int64_t kChunk = 1 << 16;
-  unsigned threads = unsigned(std::min<int64_t>(std::thread::hardware_concurrency(), count / kChunk));
+  unsigned threads =
+      unsigned(std::min<int64_t>(std::thread::hardware_concurrency(), count / kChunk));
   if (threads < 2) return body(int64_t{0}, count);
   std::vector<std::thread> workers;
   for (unsigned t = 0; t < threads; ++t)
@@ -160,8 +161,7 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
     return fileError(file, "its step '" + stepText + "' is no number");
   for (const auto& var : program_.vars)
     if (isState(*var) && (var->kind == VarKind::Weight || hasMoments))
-      if (llvm::Error error =
-              checkpoint->read(var->name, var->type, interpreter_->data(*var)))
+      if (llvm::Error error = checkpoint->read(var->name, var->type, interpreter_->data(*var)))
         return error;
   if (!hasMoments) {
     for (const auto& var : program_.vars)
@@ -229,7 +229,8 @@ void Session::runSchedule(bool update) {
 
 double Session::metric(llvm::StringRef name) const {
   const Variable* var = program_.findVar(name);
-  return var && var->kind == VarKind::Metric ? fetch(var->type.elem, interpreter_->data(*var), 0) : 0;
+  return var && var->kind == VarKind::Metric ? fetch(var->type.elem, interpreter_->data(*var), 0)
+                                             : 0;
 }
 
 llvm::Expected<StepRecord> Session::step(const TokenFile& data) {
@@ -237,8 +238,7 @@ llvm::Expected<StepRecord> Session::step(const TokenFile& data) {
   if (llvm::Error error = fillInputs(data)) return error;
   runSchedule(true);
   ++step_;
-  double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   StepRecord record;
   record.step = step_;
   record.loss = metric("loss");
@@ -269,8 +269,8 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
     for (int64_t i = 0; i < var->type.elements(); ++i)
       if (tokens[i] < least || tokens[i] >= var->vocab)
         return fileError(tensors, "'" + var->name + "' has " + std::to_string(tokens[i]) +
-                                      " at element " + std::to_string(i) + ", and tokens are below " +
-                                      std::to_string(var->vocab));
+                                      " at element " + std::to_string(i) +
+                                      ", and tokens are below " + std::to_string(var->vocab));
   }
   renewCopies();
   step_ = 0;

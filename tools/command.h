@@ -24,8 +24,8 @@ inline llvm::Expected<std::string> readInput(llvm::StringRef path) {
   auto buffer = llvm::MemoryBuffer::getFileOrSTDIN(path, /*IsText=*/false,
                                                    /*RequiresNullTerminator=*/false);
   if (!buffer)
-    return llvm::createStringError(buffer.getError(), "'" + path + "': " +
-                                                          buffer.getError().message());
+    return llvm::createStringError(buffer.getError(),
+                                   "'" + path + "': " + buffer.getError().message());
   return (*buffer)->getBuffer().str();
 }
 

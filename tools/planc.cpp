@@ -134,11 +134,13 @@ std::optional<PassOptions> passOptions() {
 Exit transform(Module& module, const PassOptions& options, Diagnostics& diags) {
   std::string internal;
   switch (runPasses(module, options, diags, internal)) {
-    case PassResult::Ok: return finish(diags);
+    case PassResult::Ok:
+      return finish(diags);
     case PassResult::UserError:
       if (!internal.empty()) return fail(kTool, internal);
       return finish(diags);
-    case PassResult::InternalError: break;
+    case PassResult::InternalError:
+      break;
   }
   finish(diags);
   llvm::SmallString<128> path;
@@ -147,7 +149,8 @@ Exit transform(Module& module, const PassOptions& options, Diagnostics& diags) {
     llvm::raw_fd_ostream out(path, error);
     if (!error) printModule(module, out);
   }
-  return fail(kTool, internal + "\nthis is a fault of planc; please report it with the plan and " + path,
+  return fail(kTool,
+              internal + "\nthis is a fault of planc; please report it with the plan and " + path,
               kFault);
 }
 
@@ -238,10 +241,10 @@ Exit format() {
       code = finish(diags);
     } else if (fmtCheck) {
       if (*formatted != *text) code = fail(kTool, "'" + path + "' is not in the canonical layout");
-    } else if (llvm::Error error = fmtInPlace && path != "-"
-                                       ? *formatted == *text ? llvm::Error::success()
-                                                             : writeOutput(path, *formatted)
-                                       : writeOutput("-", *formatted)) {
+    } else if (llvm::Error error = fmtInPlace && path != "-" ? *formatted == *text
+                                                                   ? llvm::Error::success()
+                                                                   : writeOutput(path, *formatted)
+                                                             : writeOutput("-", *formatted)) {
       code = fail(kTool, llvm::toString(std::move(error)));
     }
   }
@@ -266,9 +269,8 @@ int main(int argc, char** argv) {
   cl::SetVersionPrinter([](llvm::raw_ostream& out) { out << "planc 0.1.0\n"; });
   for (cl::SubCommand* command : cl::getRegisteredSubcommands())
     cl::HideUnrelatedOptions(category, *command);
-  if (!cl::ParseCommandLineOptions(argc, argv,
-                                   "compiles plans for training models across many ranks\n",
-                                   &llvm::errs()))
+  if (!cl::ParseCommandLineOptions(
+          argc, argv, "compiles plans for training models across many ranks\n", &llvm::errs()))
     return kUsage;
   if (compileCommand) return compile();
   if (checkCommand) return check();

@@ -45,16 +45,15 @@ cl::opt<long long> saveEvery("save-every", cl::init(0), cl::desc("Also save ever
                              cl::value_desc("N"), cl::cat(category), cl::sub(runCommand));
 cl::opt<std::string> loadPath("load", cl::desc("Continue from a checkpoint"), cl::value_desc("DIR"),
                               cl::cat(category), cl::sub(runCommand));
-cl::opt<std::string> tensorsPath("tensors", cl::Required, cl::desc("Weights and inputs, safetensors"),
+cl::opt<std::string> tensorsPath("tensors", cl::Required,
+                                 cl::desc("Weights and inputs, safetensors"),
                                  cl::value_desc("FILE"), cl::cat(category), cl::sub(evalCommand));
 cl::opt<std::string> output("o", cl::Required, cl::desc("Loss, logits and gradients, safetensors"),
                             cl::value_desc("FILE"), cl::cat(category), cl::sub(evalCommand));
 
 constexpr llvm::StringLiteral kTool = "planrun";
 
-Exit fail(llvm::Error error) {
-  return planc::fail(kTool, llvm::toString(std::move(error)));
-}
+Exit fail(llvm::Error error) { return planc::fail(kTool, llvm::toString(std::move(error))); }
 
 // SIGINT and SIGTERM end the run after the step at hand, so that --save still saves.
 volatile std::sig_atomic_t stopRequested = 0;
@@ -157,7 +156,8 @@ Exit train(Session& session, const TokenFile& data, std::optional<StepLog>& log)
     if (llvm::Error error = trace->close()) return fail(std::move(error));
   report(records, session);
   if (stopRequested)
-    return planc::fail(kTool, "stopped by a signal behind step " + llvm::Twine(session.stepsDone()));
+    return planc::fail(kTool,
+                       "stopped by a signal behind step " + llvm::Twine(session.stepsDone()));
   return kYes;
 }
 
@@ -216,7 +216,8 @@ int main(int argc, char** argv) {
   if (threads < 0 || threads > 1024)
     return planc::fail(kTool, "--threads takes a number from 0 to 1024", kUsage);
   if ((runCommand || evalCommand) && deviceName != "cpu")
-    return planc::fail(kTool, "there is no device '" + deviceName + "' here; there is: cpu", kUsage);
+    return planc::fail(kTool, "there is no device '" + deviceName + "' here; there is: cpu",
+                       kUsage);
   if (runCommand) return run();
   if (evalCommand) return evaluate();
   return planc::fail(kTool, "which command? 'planrun --help' lists them", kUsage);

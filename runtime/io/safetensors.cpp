@@ -40,9 +40,7 @@ constexpr ElemInfo kElems[] = {
     {TensorElem::I16, "I16", 2, false}, {TensorElem::I8, "I8", 1, false},
     {TensorElem::U8, "U8", 1, false},
 };
-const ElemInfo& infoOf(TensorElem elem) {
-  return kElems[size_t(elem)];
-}
+const ElemInfo& infoOf(TensorElem elem) { return kElems[size_t(elem)]; }
 
 TensorElem elemOf(Elem elem) {
   switch (elem) {
@@ -224,15 +222,11 @@ std::vector<int64_t> sizesOf(const Type& type) {
   return sizes;
 }
 
-std::string checksumText(uint32_t crc) {
-  return llvm::formatv("{0:x-8}", crc).str();
-}
+std::string checksumText(uint32_t crc) { return llvm::formatv("{0:x-8}", crc).str(); }
 
 }  // namespace
 
-int64_t TensorEntry::elements() const {
-  return (end - begin) / infoOf(elem).bytes;
-}
+int64_t TensorEntry::elements() const { return (end - begin) / infoOf(elem).bytes; }
 
 llvm::Expected<SafetensorsHeader> parseSafetensorsHeader(llvm::StringRef text, int64_t dataBytes) {
   if (nestsTooDeep(text)) return bad("the header nests deeper than {0} levels", kMaxJsonDepth);
