@@ -204,8 +204,8 @@ struct Precision {  // `precision bf16 { master f32, gradients f32 }`
   };
   std::vector<Entry> entries;
 };
-struct
-    Recompute {  // `recompute layer`, `recompute attend, norm`, `recompute none`, `recompute auto`
+// `recompute layer`, `recompute attend, norm`, `recompute none`, `recompute auto`
+struct Recompute {
   std::vector<Ident> what;
 };
 struct Optimizer {  // `optimizer adamw { lr 3e-4, betas 0.9 0.95 }`

@@ -20,9 +20,8 @@ struct File;
 
 struct CompileOptions {
   std::string plan;  // which plan; empty: the only one
-  std::vector<std::pair<std::string, std::string>>
-      defines;                                            // -D name=value: overrides of parameters
-  std::vector<std::pair<std::string, std::string>> grid;  // --grid data=2: overrides of axes
+  // -D name=value: overrides of parameters; --grid data=2: of axes.
+  std::vector<std::pair<std::string, std::string>> defines, grid;
 };
 
 // Limits on input; documented in docs/language.md.
