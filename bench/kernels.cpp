@@ -1,5 +1,5 @@
-// Speed of single kernels at the shapes of two small GPTs: "cpu" (width 128, 64 positions, batch 12)
-// and "char" (width 384, 256 positions, batch 8). Products report GFLOP/s, sweeps GB/s.
+// Speed of single kernels at the shapes of two small GPTs: "cpu" (width 128, 64 positions, batch
+// 12) and "char" (width 384, 256 positions, batch 8). Products report GFLOP/s, sweeps GB/s.
 //
 //   kernels_bench --benchmark_filter='attend.*' [--threads=N]
 #include <benchmark/benchmark.h>
@@ -54,10 +54,10 @@ std::vector<Row> rows() {
       {"gemm/up_weight", K::Einsum, {x, up}, {"f[m 384, f 1536]"}, {}, wide},
       {"gemm/down_weight", K::Einsum, {up, x}, {"f[f 1536, m 384]"}, {}, wide},
       {"gemm/project_weight", K::Einsum, {x, heads}, {"f[m 384, h 6, w 64]"}, {}, projection},
-      {"gemm/head", K::Einsum, {x, "f[v 65, m 384]"}, {"f[b 8, s 256, v 65]"}, {},
-       2.0 * 2048 * 384 * 65},
-      {"gemm/head_weight", K::Einsum, {x, "f[b 8, s 256, v 65]"}, {"f[v 65, m 384]"}, {},
-       2.0 * 2048 * 384 * 65},
+      {"gemm/head", K::Einsum, {x, "f[v 65, m 384]"}, {"f[b 8, s 256, v 65]"}, {}, 2.0 * 2048 * 384
+       * 65},
+      {"gemm/head_weight", K::Einsum, {x, "f[b 8, s 256, v 65]"}, {"f[v 65, m 384]"}, {}, 2.0 * 2048
+       * 384 * 65},
       {"gemm/small", K::Einsum, {"f[b 12, s 64, m 128]", "f[m 128, f 128]"},
        {"f[b 12, s 64, f 128]"}, {}, 2.0 * 768 * 128 * 128},
       {"gemm/small_weight", K::Einsum, {"f[b 12, s 64, m 128]", "f[b 12, s 64, f 512]"},
@@ -66,12 +66,12 @@ std::vector<Row> rows() {
        {"h[b 8, s 256, f 1536]"}, {}, wide},
       // Half of the scores are in the future; flops count what is needed.
       {"attend/char", K::Attend, {heads, heads, heads}, {heads, lse}, attend, scores},
-      {"attend_grad/char", K::AttendGrad, {heads, heads, heads, heads, lse, heads},
-       {heads, heads, heads}, attend, 2.5 * scores},
-      {"attend/cpu", K::Attend, {small, small, small}, {small, smallLse}, attend,
-       2.0 * 12 * 4 * 64 * 64 * 32},
-      {"attend_grad/cpu", K::AttendGrad, {small, small, small, small, smallLse, small},
-       {small, small, small}, attend, 5.0 * 12 * 4 * 64 * 64 * 32},
+      {"attend_grad/char", K::AttendGrad, {heads, heads, heads, heads, lse, heads}, {heads, heads,
+       heads}, attend, 2.5 * scores},
+      {"attend/cpu", K::Attend, {small, small, small}, {small, smallLse}, attend, 2.0 * 12 * 4 * 64
+       * 64 * 32},
+      {"attend_grad/cpu", K::AttendGrad, {small, small, small, small, smallLse, small}, {small,
+       small, small}, attend, 5.0 * 12 * 4 * 64 * 64 * 32},
       {"gelu/forward", K::Gelu, {up}, {up}},
       {"gelu/grad", K::GeluGrad, {up, up}, {up}},
       {"fused/residual", K::Fused, {x, x, "f[m 384]"}, {x}, {}, 0, {K::Add, K::Mul}},
@@ -80,22 +80,19 @@ std::vector<Row> rows() {
       {"norm/grad", K::NormGrad, {x, x, "f[b 8, s 256]"}, {x}, center},
       {"sum/scale_grad", K::Einsum, {x, x}, {"f[m 384]"}},
       {"softmax/rows", K::Softmax, {x}, {x}, {{"over", "m"}}},
-      {"cross_entropy/forward", K::CrossEntropy,
-       {"f[b 8, s 256, v 65]", "i[b 8, s 256]", "i[]"}, {"f[]", "f[b 8, s 256]"}, {{"over", "v"}}},
-      {"cross_entropy/wide", K::CrossEntropy,
-       {"f[b 4, s 256, v 8192]", "i[b 4, s 256]", "i[]"}, {"f[]", "f[b 4, s 256]"},
-       {{"over", "v"}}},
+      {"cross_entropy/forward", K::CrossEntropy, {"f[b 8, s 256, v 65]", "i[b 8, s 256]", "i[]"},
+       {"f[]", "f[b 8, s 256]"}, {{"over", "v"}}},
+      {"cross_entropy/wide", K::CrossEntropy, {"f[b 4, s 256, v 8192]", "i[b 4, s 256]", "i[]"},
+       {"f[]", "f[b 4, s 256]"}, {{"over", "v"}}},
       {"table/lookup", K::Lookup, {"f[v 65, m 384]", "i[b 8, s 256]"}, {x}, {{"over", "v"}}},
       {"table/grad", K::LookupGrad, {"i[b 8, s 256]", x}, {"f[v 65, m 384]"}, {{"over", "v"}}},
       {"dropout/forward", K::Dropout, {x}, {x}, {{"rate", 0.1}, {"site", "site"}}},
-      {"rope/half", K::Rope, {heads}, {heads},
-       {{"seq", "s"}, {"by", "w"}, {"style", "half"}, {"theta", 10000.0}}},
+      {"rope/half", K::Rope, {heads}, {heads}, {{"seq", "s"}, {"by", "w"}, {"style", "half"},
+       {"theta", 10000.0}}},
       {"step/sum_squares", K::SumSquares, {"f[a 384, c 1536]"}, {"f[]"}},
-      {"step/adamw", K::AdamW,
-       {"f[a 384, c 1536]", "f[a 384, c 1536]", "f[a 384, c 1536]", "f[a 384, c 1536]", "f[]",
-        "f[]", "i[]"},
-       {"f[a 384, c 1536]", "f[a 384, c 1536]", "f[a 384, c 1536]"},
-       {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"decay", 0.1}}},
+      {"step/adamw", K::AdamW, {"f[a 384, c 1536]", "f[a 384, c 1536]", "f[a 384, c 1536]",
+       "f[a 384, c 1536]", "f[]", "f[]", "i[]"}, {"f[a 384, c 1536]", "f[a 384, c 1536]",
+       "f[a 384, c 1536]"}, {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"decay", 0.1}}},
       {"overhead/smallest", K::Mul, {"f[a 40000]", "f[a 40000]"}, {"f[a 40000]"}},
   };
 }
@@ -179,9 +176,10 @@ int main(int argc, char** argv) {
     if (arg.consume_front("--threads=")) planc::threads = std::atoi(arg.data());
   }
   for (const planc::Row& row : planc::rows()) {
-    benchmark::RegisterBenchmark(row.name, [row](benchmark::State& state) {
-      planc::run(state, row);
-    })->UseRealTime()->Unit(benchmark::kMicrosecond);
+    benchmark::RegisterBenchmark(row.name,
+                                 [row](benchmark::State& state) { planc::run(state, row); })
+        ->UseRealTime()
+        ->Unit(benchmark::kMicrosecond);
   }
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -112,7 +112,7 @@ void Lowering::lower(const ast::InputDecl& decl, Loc) {
     }
     var.vocab = vocab->size;
     var.loc = decl.name.loc;
-    if (fits(var.type, decl.name.loc)) {
+    if (fits(var.type, decl.name.loc) && !isReserved(var.name, decl.name.loc)) {
       item.kind = Item::Input;
       item.var = module_.addVar(std::move(var));
       vocab_[item.var] = vocab->name;
@@ -129,6 +129,18 @@ static std::optional<Init> initOf(const ast::InitSpec& spec, std::optional<doubl
   if (kind == "normal" || kind == "uniform" || kind == "const")
     if (value) return Init{kind.str(), *value};
   return std::nullopt;
+}
+
+// Names under which a program keeps what it makes itself, next to weights and inputs: the step's
+// metrics, and gradients as `grad.NAME`.
+bool Lowering::isReserved(llvm::StringRef name, Loc loc) {
+  static constexpr llvm::StringLiteral kReserved[] = {"count", "grad",    "grad_norm", "loss",
+                                                      "lr",    "penalty", "step"};
+  llvm::StringRef first = name.split('.').first;
+  if (!llvm::is_contained(kReserved, first)) return false;
+  error(loc, Diag::ReservedName, first)
+      .suggest("these are reserved: count, grad, grad_norm, loss, lr, penalty, step");
+  return true;
 }
 
 void Lowering::lower(const ast::WeightDecl& decl, Loc) {
@@ -176,7 +188,7 @@ void Lowering::lower(const ast::WeightDecl& decl, Loc) {
       var.init = *init;
       var.decay = decl.decay.value_or(dims->size() >= 2);
       var.loc = name.loc;
-      if (fits(var.type, name.loc)) {
+      if (fits(var.type, name.loc) && !isReserved(var.name, name.loc)) {
         item.kind = Item::Weight;
         item.var = module_.addVar(std::move(var));
         std::pair<uint32_t, uint64_t> place{name.loc.file,

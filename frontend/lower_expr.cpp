@@ -402,6 +402,15 @@ Item Lowering::contract(Item a, Item b, const Wanted& keep, Loc loc) {
     return poison();
   }
   if (!sizesAgree(a.value->type, b.value->type, loc)) return poison();
+  // Rows that only one operand has and the result lacks are summed within their groups first.
+  auto sumOwnRows = [&](Item& item, const Type& other) {
+    llvm::SmallVector<Dim, 4> rest;
+    for (const Dim& dim : item.value->type.dims)
+      if (!dim.isRagged() || other.has(dim.name) || keep.find(dim.name)) rest.push_back(dim);
+    if (rest.size() < item.value->type.dims.size()) item = sumTo(item, rest, loc);
+  };
+  sumOwnRows(a, b.value->type);
+  sumOwnRows(b, a.value->type);
   llvm::SmallVector<Dim, 4> all = a.value->type.dims, kept;
   for (const Dim& dim : b.value->type.dims)
     if (!a.value->type.has(dim.name)) all.push_back(dim);
@@ -414,8 +423,17 @@ Item Lowering::contract(Item a, Item b, const Wanted& keep, Loc loc) {
   }
   llvm::SmallVector<Value*, 3> operands{a.value, b.value};
   Value* offsets = a.offsets ? a.offsets : b.offsets;
-  if (offsets) operands.push_back(offsets);
-  return Item::tensor(emit(OpKind::Einsum, operands, type, {}, loc), offsets);
+  llvm::StringRef group = a.value->type.grouping();
+  if (group.empty()) group = b.value->type.grouping();
+  if (!group.empty()) operands.push_back(offsets);
+  if (group.empty() || type.has(group))
+    return Item::tensor(emit(OpKind::Einsum, operands, type, {}, loc), offsets);
+  // A product over rows is one for each group: the groups are summed afterwards.
+  Type byGroup = type;
+  const Type& ragged = a.value->type.has(group) ? a.value->type : b.value->type;
+  byGroup.dims.insert(byGroup.dims.begin(), ragged.dims[ragged.find(group)]);
+  Item product = Item::tensor(emit(OpKind::Einsum, operands, byGroup, {}, loc), offsets);
+  return sumTo(product, type.dims, loc);
 }
 
 // Sums to some of the operand's dims.
@@ -429,8 +447,13 @@ Item Lowering::sumTo(Item a, llvm::ArrayRef<Dim> dims, Loc loc) {
     error(loc, Diag::GroupSummed, group).suggest("sum its rows too");
     return poison();
   }
+  if (!group.empty() && !keepsRows && !type.has(group)) {
+    llvm::SmallVector<Dim, 4> byGroup{from.dims[from.find(group)]};
+    byGroup.append(dims.begin(), dims.end());
+    return sumTo(sumTo(a, byGroup, loc), dims, loc);
+  }
   llvm::SmallVector<Value*, 2> operands{a.value};
-  if (a.offsets && !keepsRows && type.has(group)) operands.push_back(a.offsets);
+  if (!group.empty() && !keepsRows) operands.push_back(a.offsets);
   return Item::tensor(emit(OpKind::Sum, operands, type, {}, loc), a.offsets);
 }
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cassert>
 
-#include "llvm/ADT/StringMap.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace planc {
 
@@ -181,11 +181,7 @@ Type Variable::slice(llvm::ArrayRef<std::string> enclosing) const {
 
 // Modules.
 
-Variable* Module::findVar(llvm::StringRef name) const {
-  for (const auto& var : vars)
-    if (var->name == name) return var.get();
-  return nullptr;
-}
+Variable* Module::findVar(llvm::StringRef name) const { return varByName_.lookup(name); }
 
 Function* Module::findFunction(llvm::StringRef name) const {
   for (const auto& function : functions)
@@ -194,10 +190,23 @@ Function* Module::findFunction(llvm::StringRef name) const {
 }
 
 Variable* Module::addVar(Variable variable) {
-  std::string base = variable.name;
-  for (int n = 2; findVar(variable.name); ++n) variable.name = base + "_" + std::to_string(n);
+  if (findVar(variable.name)) {
+    std::string base = variable.name;
+    unsigned& next = nextNumber_.try_emplace(base, 2).first->second;
+    do variable.name = base + "_" + std::to_string(next++);
+    while (findVar(variable.name));
+  }
   vars.push_back(std::make_unique<Variable>(std::move(variable)));
+  varByName_[vars.back()->name] = vars.back().get();
   return vars.back().get();
+}
+
+void Module::eraseVars(llvm::function_ref<bool(const Variable&)> isErased) {
+  llvm::erase_if(vars, [&](const std::unique_ptr<Variable>& var) {
+    if (!isErased(*var)) return false;
+    varByName_.erase(var->name);
+    return true;
+  });
 }
 
 Function* Module::addFunction(llvm::StringRef name) {

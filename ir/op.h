@@ -14,6 +14,8 @@
 #include "ir/type.h"
 #include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"
+#include "llvm/ADT/STLFunctionalExtras.h"
+#include "llvm/ADT/StringMap.h"
 #include "llvm/ADT/StringRef.h"
 
 namespace planc {
@@ -247,6 +249,7 @@ struct Module {
   Function* findFunction(llvm::StringRef name) const;
   // A new variable; the name gets a number behind it when taken.
   Variable* addVar(Variable variable);
+  void eraseVars(llvm::function_ref<bool(const Variable&)> isErased);
   Function* addFunction(llvm::StringRef name);
   Op* newOp(OpKind kind);
   Value* newValue();
@@ -254,6 +257,8 @@ struct Module {
  private:
   std::deque<Op> ops_;
   std::deque<Value> values_;
+  llvm::StringMap<Variable*> varByName_;
+  llvm::StringMap<unsigned> nextNumber_;  // behind a name that is taken
 };
 
 // Creates ops at a place in a block.

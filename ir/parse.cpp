@@ -73,7 +73,7 @@ void Reader::next() {
       lineStart_ = ++at_;
     } else if (c == ' ' || c == '\t' || c == '\r') {
       ++at_;
-    } else if (c == '/' && text_.substr(at_).startswith("//")) {
+    } else if (c == '/' && text_.substr(at_, 2) == "//") {
       while (at_ < text_.size() && text_[at_] != '\n') ++at_;
     } else {
       break;
@@ -126,7 +126,7 @@ void Reader::next() {
   } else if (isdigit((unsigned char)c) ||
              (c == '-' && at_ + 1 < text_.size() && isdigit((unsigned char)text_[at_ + 1]))) {
     ++at_;
-    bool hex = text_.substr(start).startswith("0x");
+    bool hex = text_.substr(start, 2) == "0x";
     if (hex) ++at_;
     bool isNumber = false;
     while (at_ < text_.size()) {
@@ -262,7 +262,7 @@ bool Reader::type(Type& out) {
 }
 
 bool Reader::place(std::optional<Place>& out) {
-  if (token_.kind != Tok::Symbol || !token_.text.startswith("0x")) return true;
+  if (token_.kind != Tok::Symbol || token_.text.take_front(2) != "0x") return true;
   Place place;
   if (token_.text.getAsInteger(0, place.offset)) return failAt(token_.loc, "offset out of range");
   next();

@@ -17,6 +17,7 @@ namespace {
 constexpr char kMagic[8] = {'P', 'L', 'A', 'N', 'X', '\r', '\n', '\x1a'};
 constexpr uint32_t kModel = 0x4C444F4D, kRank = 0x4B4E4152;  // "MODL", "RANK"
 constexpr size_t kMaxFile = size_t{1} << 30;
+constexpr size_t kMaxDecoded = size_t{256} << 20;  // bytes of names in one module
 
 uint32_t crc(llvm::StringRef bytes) {
   return llvm::crc32(
@@ -210,7 +211,10 @@ class Decoder {
       strings_.push_back(bytes_.substr(at_, size));
       at_ += size;
     }
-    return strings_[index].str();
+    // A string is written once but may be named often: what comes out has a bound too.
+    decoded_ += strings_[index].size();
+    if (decoded_ > kMaxDecoded) bad_ = true;
+    return bad_ ? std::string() : strings_[index].str();
   }
   Words words() {
     Words list;
@@ -235,6 +239,7 @@ class Decoder {
   llvm::StringRef bytes_;
   size_t at_ = 0;
   bool bad_ = false;
+  size_t decoded_ = 0;
   std::vector<llvm::StringRef> strings_;
   std::vector<Value*> values_;
 };

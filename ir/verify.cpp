@@ -29,6 +29,7 @@ class Verifier {
   llvm::Error block(const Block& block, unsigned depth);
   llvm::Error op(const Op& op, const Block& block, unsigned depth);
   llvm::Error structure(const Op& op, const Block& block);
+  llvm::Error slice(const Variable& var);
   llvm::Error body(const Op& op, unsigned depth);
   llvm::Error place(const std::optional<Place>& place, const Type& type);
 
@@ -122,6 +123,24 @@ llvm::Error Verifier::variable(const Variable& var) {
   return place(var.place, var.type);
 }
 
+// A variable's slice in the repeats around: they pick leading stack dims, of their own counts.
+llvm::Error Verifier::slice(const Variable& var) {
+  bool picks = true;
+  for (size_t i = 0; i < var.stack.size(); ++i) {
+    auto repeat = std::find_if(repeats_.begin(), repeats_.end(),
+                               [&](const auto& r) { return r.first == var.stack[i]; });
+    if (repeat == repeats_.end()) {
+      picks = false;
+      continue;
+    }
+    if (!picks) return broken("'@" + var.name + "' is sliced behind a stack dim that is not");
+    if (repeat->second != var.type.dims[i].size)
+      return broken("repeats '" + var.stack[i] + "' " + Twine(repeat->second) + " times, but '@" +
+                    var.name + "' stacks " + Twine(var.type.dims[i].size));
+  }
+  return llvm::Error::success();
+}
+
 llvm::Error Verifier::structure(const Op& op, const Block& block) {
   const OpInfo& info = op.info();
   int operands = int(op.operands().size());
@@ -135,6 +154,8 @@ llvm::Error Verifier::structure(const Op& op, const Block& block) {
   if (op.var && !op.has(Var) && !op.has(Accumulates)) return broken("takes no variable");
   bool wantsBody = op.kind == OpKind::Repeat || op.kind == OpKind::Fused;
   if (wantsBody != bool(op.body)) return broken(wantsBody ? "has no body" : "takes no body");
+  if (op.var && op.kind != OpKind::Zero)
+    if (llvm::Error error = slice(*op.var)) return error;
   for (const Value* operand : op.operands())
     if (!defined_.contains(operand)) return broken("an operand is not defined before it");
   for (const Value* result : op.results()) {
@@ -172,14 +193,16 @@ llvm::Error Verifier::body(const Op& op, unsigned depth) {
       if (op.results()[i]->type != op.operands()[i]->type ||
           yield.operands()[i]->type != op.operands()[i]->type)
         return broken("value " + Twine(i) + " changes its type");
+    // A carried value has one place, which its own repeat does not move.
+    for (size_t i = 0; i < body.args().size(); ++i) {
+      if (llvm::Error error = place(body.args()[i]->place, body.args()[i]->type)) return error;
+      if (op.results()[i]->place != body.args()[i]->place)
+        return broken("result " + Twine(i) + " lies elsewhere than what the body carries");
+    }
     repeats_.push_back({dim, count});
   }
-  for (const Value* arg : body.args()) {
-    // A fused body's values live in registers; they have no place.
-    if (op.kind == OpKind::Repeat)
-      if (llvm::Error error = place(arg->place, arg->type)) return error;
-    defined_.insert(arg);
-  }
+  // A fused body's values live in registers; they have no place.
+  for (const Value* arg : body.args()) defined_.insert(arg);
   llvm::Error error = op.kind == OpKind::Fused ? verifyFused(op) : block(body, depth + 1);
   if (op.kind == OpKind::Repeat) repeats_.pop_back();
   for (const Value* arg : body.args()) defined_.erase(arg);

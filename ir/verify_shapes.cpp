@@ -204,6 +204,7 @@ Error Shapes::elements() const {
     return op_.kind == OpKind::CountValid ||
            (op_.kind == OpKind::Route && (i == 0 || i == 2 || i == 3));
   };
+  if (op_.var && !isFloat(op_.var->type.elem)) return broken("accumulates into integers");
   for (unsigned i = 0; i < op_.operands().size(); ++i) TRY(operand(i, isIntOperand(i)));
   for (unsigned i = 0; i < op_.results().size(); ++i)
     TRY(expectElem(("result " + Twine(i)).str(), op_.result(i)->type, isIntResult(i)));
@@ -331,6 +332,11 @@ Error Shapes::einsum() const {
     return op_.operands().size() == 2 ? Error::success() : broken("takes offsets only for rows");
   if (op_.operands().size() != 3) return broken("needs the rows' offsets");
   if (!result.has(group)) return broken("must keep the groups '" + group + "'");
+  // Rows are summed in a product of both operands' rows; those of one alone take a `sum`.
+  bool both = op_.operand(0)->type.has(ragged->dims[1].name) &&
+              op_.operand(1)->type.has(ragged->dims[1].name);
+  if (!both && !result.has(ragged->dims[1].name))
+    return broken("sums rows that only one operand has");
   return offsetsOf(2, *ragged);
 }
 
@@ -661,15 +667,15 @@ Error verifyFused(const Op& op) {
     for (const Value* operand : inner->operands())
       if (!defined.contains(operand)) return broken("its body uses a value from outside");
     if (inner->kind == OpKind::Yield) break;
-    bool isSum = inner->kind == OpKind::Sum && !sum && inner->operands().size() == 1 && !inner->var;
+    if (sum) return broken("its body goes on behind the sum");
+    bool isSum = inner->kind == OpKind::Sum && inner->operands().size() == 1 && !inner->var;
     bool isConst = inner->kind == OpKind::Const && inner->result()->type.dims.empty();
     if (!isSum && !isConst && !inner->has(Elementwise))
       return broken("its body holds '" + inner->info().text + "'");
     if (inner->body || int(inner->operands().size()) < inner->info().minOperands ||
         int(inner->operands().size()) > inner->info().maxOperands || inner->results().size() != 1)
       return broken("its body holds a malformed '" + inner->info().text + "'");
-    for (const Value* operand : inner->operands())
-      if (sum && operand == sum->result()) return broken("its body goes on behind the sum");
+    if (inner->result()->uses().empty()) return broken("its body makes a value that no one reads");
     TRY(verifyShapes(*inner, {}, none));
     if (isSum) sum = inner;
     defined.insert(inner->result());

@@ -4,6 +4,7 @@
 // tests/passes/autodiff and, in numbers, tests/unit/gradient_test.cpp (finite differences).
 #include "passes/autodiff.h"
 
+#include "passes/dead_ops.h"
 #include "passes/passes.h"
 
 namespace planc {
@@ -99,6 +100,7 @@ void Autodiff::addGradient(Value* value, Value* gradient) {
   gradient = fit(gradient, value->type);
   Value*& total = gradients_[value];
   total = total ? ew(OpKind::Add, {total, gradient}, value->type.elem) : gradient;
+  shared_.insert(total);
   if (total->name.empty() && !value->name.empty()) total->name = "d" + value->name;
 }
 
@@ -111,7 +113,7 @@ Value* Autodiff::fit(Value* gradient, const Type& type) {
     // A product or sum that was made only for this can give the wider element type at once, without
     // rounding in between.
     Op* def = gradient->def();
-    if (def && def->has(Accumulates) && gradient->uses().empty()) {
+    if (def && def->has(Accumulates) && gradient->uses().empty() && !shared_.contains(gradient)) {
       gradient->type = type;
       return gradient;
     }
@@ -210,9 +212,8 @@ void Autodiff::differentiate(Block& block) {
 }
 
 void Autodiff::accumulate(const Op& read, Value* gradient) {
-  Variable*& var = weightGradients_[read.var];
-  if (!var) var = module_.findVar("grad." + read.var->name);
-  back_->create(OpKind::Accum, {fit(gradient, read.result()->type)}, {}, {}, var);
+  back_->create(OpKind::Accum, {fit(gradient, read.result()->type)}, {}, {},
+                weightGradients_.lookup(read.var));
 }
 
 // Marks the accumulation that comes first in a step; a gradient that gets none, or gets it in each
@@ -253,9 +254,14 @@ void Autodiff::run() {
     gradient.of = weight.name;
     gradient.stack = weight.stack;
     gradient.loc = weight.loc;
-    module_.addVar(std::move(gradient));
+    weightGradients_[&weight] = module_.addVar(std::move(gradient));
   }
   findActive(*forward->body);
+  walk(*forward->body, [&](const Op* op) {
+    if (op->kind == OpKind::Fused || op->has(Gradient))
+      diags_.report(op->loc, Diag::NoGradientRule, op->info().text);
+  });
+  if (diags_.failed()) return;
 
   Function* backward = module_.addFunction("backward");
   Builder builder(backward->body.get());
@@ -285,6 +291,7 @@ void Autodiff::run() {
     if (call.function == "forward") schedule.push_back({"backward", call.microbatch});
   }
   module_.schedule = std::move(schedule);
+  eraseDeadOps(module_);
 }
 
 void autodiff(Module& module, Diagnostics& diags) { Autodiff(module, diags).run(); }

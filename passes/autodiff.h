@@ -22,6 +22,7 @@ class Autodiff {
   void rule(Op& op);
   void contractionRule(Op& op, Value* dy);
   void elementwiseRule(Op& op, Value* dy);
+  Value* spread(Value* gradient, const Type& type, Value* offsets);
   void joinRule(Op& op, Value* dy);
   void routeRule(Op& op);
 
@@ -50,6 +51,7 @@ class Autodiff {
   llvm::DenseMap<Value*, Value*> gradients_;  // of the values of the block at hand
   llvm::DenseMap<Value*, Variable*> slots_;
   llvm::DenseMap<std::pair<Value*, Block*>, Value*> cache_;  // saved() by block of @backward
+  llvm::DenseSet<const Value*> shared_;            // gradients that may get more uses
   llvm::DenseMap<const Variable*, Variable*> weightGradients_;
 };
 

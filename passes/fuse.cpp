@@ -10,6 +10,7 @@
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/STLExtras.h"
+#include "passes/dead_ops.h"
 #include "passes/passes.h"
 
 namespace planc {
@@ -92,11 +93,6 @@ class Fuser {
   bool canMerge(const Group& a, const Group& b, const Op& op) const {
     if (a.domain != b.domain || (a.hasSum && b.hasSum)) return false;
     if (a.ops.size() + b.ops.size() > kMaxOps) return false;
-    // Nothing may go on behind a sum.
-    for (const Value* operand : op.operands())
-      if (operand->def() && operand->def()->kind == OpKind::Sum &&
-          group_.lookup(operand->def()) == &a)
-        return false;
     llvm::DenseSet<const Op*> members(a.ops.begin(), a.ops.end());
     members.insert(b.ops.begin(), b.ops.end());
     std::set<const Value*> inputs;
@@ -106,6 +102,11 @@ class Fuser {
       for (const Value* result : member->results())
         for (const Use& use : result->uses())
           if (!members.contains(use.op) && usePosition(use.op) < last) return false;
+      // Nothing may go on behind a sum.
+      for (const Value* operand : member->operands())
+        if (operand->def() && operand->def()->kind == OpKind::Sum &&
+            members.contains(operand->def()))
+          return false;
       for (const Value* operand : member->operands())
         if (!(operand->def() && members.contains(operand->def())) && !isScalarConst(operand))
           inputs.insert(operand);
@@ -117,16 +118,18 @@ class Fuser {
       for (const Dim& dim : input->type.dims) covered.insert(dim.name);
     if (covered != a.domain) return false;
     // Inputs read from a variable must still be what they were when the last member ran.
-    for (size_t at = first; at < last; ++at) {
-      const Op* between = block_.ops[at];
-      if (between->kind != OpKind::Write && between->kind != OpKind::Zero &&
-          between->kind != OpKind::Accum)
-        continue;
+    bool changes = false;
+    auto check = [&](const Op* between) {
+      if (between->kind == OpKind::Read || !between->var) return;
       for (const Value* input : inputs)
-        if (input->def() && input->def()->kind == OpKind::Read && input->def()->var == between->var)
-          return false;
+        changes |= input->def() && input->def()->kind == OpKind::Read &&
+                   input->def()->var == between->var;
+    };
+    for (size_t at = first; at < last; ++at) {
+      check(block_.ops[at]);
+      if (block_.ops[at]->body) walk(*block_.ops[at]->body, check);
     }
-    return true;
+    return !changes;
   }
 
   void rewrite(Group& group) {
@@ -148,6 +151,9 @@ class Fuser {
     builder.loc = last->loc;
     Op* fused = builder.create(OpKind::Fused, inputs, types);
     fused->body = std::make_unique<Block>(block_.module(), fused);
+    // The sum comes last: nothing in the group reads it.
+    std::stable_partition(group.ops.begin(), group.ops.end(),
+                          [](const Op* op) { return op->kind != OpKind::Sum; });
     llvm::DenseMap<const Value*, Value*> inside;
     for (Value* input : inputs) inside[input] = fused->body->addArg(input->type, input->name);
     Builder body(fused->body.get());
@@ -169,7 +175,9 @@ class Fuser {
       outputs[i]->replaceAllUsesWith(fused->result(unsigned(i)));
     }
     body.create(OpKind::Yield, yields, {});
-    for (Op* op : llvm::reverse(group.ops)) op->erase();
+    // Users before what they use.
+    llvm::sort(group.ops, [&](Op* a, Op* b) { return position_[a] > position_[b]; });
+    for (Op* op : group.ops) op->erase();
     for (size_t i = 0; i < block_.ops.size(); ++i) position_[block_.ops[i]] = i;
   }
 
@@ -207,20 +215,18 @@ void accumulateInPlace(Block& block) {
   }
 }
 
-void eraseUnusedConstants(Block& block) {
-  for (Op* op : std::vector<Op*>(block.ops)) {
-    bool isUnused = op->kind == OpKind::Const || op->kind == OpKind::Read;
-    for (const Value* result : op->results()) isUnused &= result->uses().empty();
-    if (isUnused) op->erase();
-  }
-}
-
-// A slot may be written any time before the block ends: written last, it stands in no chain's way.
+// A slot may be written any time before the block ends if the block does not read it: written last, it
+// stands in no chain's way.
 void sinkSlotWrites(Block& block) {
+  llvm::DenseSet<const Variable*> read;
+  walk(block, [&](const Op* op) {
+    if (op->kind == OpKind::Read) read.insert(op->var);
+  });
   std::vector<Op*> rest, writes;
   for (Op* op : block.ops) {
     const Op* def = op->kind == OpKind::Write ? op->operand(0)->def() : nullptr;
-    bool sinks = def && op->var->kind == VarKind::Slot && def->parent() == &block;
+    bool sinks = def && op->var->kind == VarKind::Slot && def->parent() == &block &&
+                 !read.contains(op->var);
     (sinks ? writes : rest).push_back(op);
   }
   bool hasYield = !rest.empty() && rest.back()->kind == OpKind::Yield;
@@ -234,13 +240,14 @@ void fuseBlock(Block& block) {
   sinkSlotWrites(block);
   Fuser(block).run();
   accumulateInPlace(block);
-  eraseUnusedConstants(block);
 }
 
 }  // namespace
 
 void fuse(Module& module, Diagnostics&) {
+  eraseDeadOps(module);
   for (const auto& function : module.functions) fuseBlock(*function->body);
+  eraseDeadOps(module);
 }
 
 }  // namespace planc

@@ -75,14 +75,23 @@ void Autodiff::elementwiseRule(Op& op, Value* dy) {
   }
 }
 
+// Groups' gradients repeated for their rows: those dims of the ragged `type` that `gradient` has, and
+// the rows.
+Value* Autodiff::spread(Value* gradient, const Type& type, Value* offsets) {
+  Type rows = type.withElem(gradient->type.elem);
+  llvm::erase_if(rows.dims, [&](const Dim& dim) {
+    return !dim.isRagged() && !gradient->type.has(dim.name);
+  });
+  return back_->value(OpKind::Spread, {gradient, offsets}, rows);
+}
+
 void Autodiff::contractionRule(Op& op, Value* dy) {
   llvm::SmallVector<Value*, 1> offsets;
   unsigned at = op.kind == OpKind::Einsum ? 2 : 1;
   if (op.operands().size() > at) offsets.push_back(saved(op.operand(at)));
   if (op.kind == OpKind::Sum) {
     Value* x = op.operand(0);
-    if (offsets.empty()) return addGradient(x, dy);
-    return addGradient(x, back_->value(OpKind::Spread, {dy, offsets[0]}, x->type));
+    return addGradient(x, offsets.empty() ? dy : spread(dy, x->type, offsets[0]));
   }
   if (op.kind == OpKind::Spread) {
     return addGradient(op.operand(0),
@@ -100,7 +109,10 @@ void Autodiff::contractionRule(Op& op, Value* dy) {
     llvm::SmallVector<Value*, 3> operands{dy, saved(other)};
     bool isRagged = !dy->type.grouping().empty() || !other->type.grouping().empty();
     if (isRagged) operands.append(offsets.begin(), offsets.end());
-    addGradient(operand, back_->value(OpKind::Einsum, operands, type));
+    Value* gradient = back_->value(OpKind::Einsum, operands, type);
+    // The same for all rows of a group.
+    bool lacksRows = !operand->type.grouping().empty() && type.grouping().empty();
+    addGradient(operand, lacksRows ? spread(gradient, operand->type, offsets[0]) : gradient);
   }
 }
 
@@ -136,10 +148,10 @@ void Autodiff::joinRule(Op& op, Value* dy) {
     pieces.push_back(back_->constant(0, type));
     parts.push_back(name.str());
   };
-  zeros(offset, "before");
+  zeros(offset, "zeros.before");
   pieces.push_back(dy);
   parts.push_back(part);
-  zeros(after, "after");
+  zeros(after, "zeros.after");
   addGradient(x, back_->value(OpKind::Concat, pieces, x->type, {{"over", over}, {"parts", parts}}));
 }
 

@@ -172,9 +172,13 @@ const Value* MemoryPlan::dyingOperand(const Op& op, unsigned resultIndex) const 
       if (home->second.isCarried) continue;
       return operand;
     }
-    // A saved value that is read only here may be overwritten.
+    // A saved value that is read only here may be overwritten, unless a later iteration of a repeat
+    // around here reads the same slice again.
     const Variable* var = home->second.var;
-    if (var->kind == VarKind::Slot && operand->def()->kind == OpKind::Read &&
+    Words enclosing = op.parent()->enclosing();
+    bool isOwnSlice = llvm::all_of(
+        enclosing, [&](const std::string& dim) { return llvm::is_contained(var->stack, dim); });
+    if (var->kind == VarKind::Slot && operand->def()->kind == OpKind::Read && isOwnSlice &&
         reads_.lookup(var).size() == 1)
       return operand;
   }

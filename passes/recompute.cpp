@@ -6,6 +6,7 @@
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringSwitch.h"
 #include "passes/autodiff.h"
+#include "passes/dead_ops.h"
 #include "passes/passes.h"
 
 namespace planc {
@@ -52,6 +53,7 @@ class Recompute {
       read->erase();
     }
     dropUnreadSlots();
+    eraseDeadOps(module_);
   }
 
  private:
@@ -64,6 +66,20 @@ class Recompute {
 
   // The forward's value at a place in @backward.
   Value* compute(Value* value, Builder& builder) {
+    // At the depth of repeats where the forward made it: once for all inner iterations, and a
+    // dropout's key counts the repeats around it.
+    size_t depth = value->block()->enclosing().size();
+    Op* around = nullptr;
+    Block* block = builder.block();
+    while (block->enclosing().size() > depth) {
+      around = block->owner();
+      block = around->parent();
+    }
+    if (around) {
+      Builder outer(block, block->indexOf(around));
+      outer.loc = builder.loc;
+      return compute(value, outer);
+    }
     Value*& known = known_[{value, builder.block()}];
     if (known && !isBefore(known, builder)) known = nullptr;
     if (known) return known;
@@ -92,10 +108,10 @@ class Recompute {
     for (Value* operand : def->operands()) operands.push_back(compute(operand, builder));
     llvm::SmallVector<Type, 2> types;
     for (const Value* result : def->results()) types.push_back(result->type);
-    Loc around = builder.loc;
+    Loc here = builder.loc;
     builder.loc = def->loc;
     Op* copy = builder.create(def->kind, operands, types, def->attrs);
-    builder.loc = around;
+    builder.loc = here;
     for (size_t i = 0; i < types.size(); ++i) {
       copy->result(unsigned(i))->name = def->result(unsigned(i))->name;
       known_[{def->result(unsigned(i)), builder.block()}] = copy->result(unsigned(i));
@@ -125,8 +141,8 @@ class Recompute {
         dead.push_back(op);
     });
     for (Op* op : dead) op->erase();
-    llvm::erase_if(module_.vars, [&](const std::unique_ptr<Variable>& var) {
-      return var->kind == VarKind::Slot && !read.contains(var.get());
+    module_.eraseVars([&](const Variable& var) {
+      return var.kind == VarKind::Slot && !read.contains(&var);
     });
   }
 

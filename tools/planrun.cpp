@@ -140,21 +140,20 @@ Exit train(Session& session, const TokenFile& data, std::optional<StepLog>& log)
     progress.show(*record);
     if (log)
       if (llvm::Error error = log->write(*record)) return fail(std::move(error));
+    if (!std::isfinite(record->loss))
+      return planc::fail(kTool, "the loss of step " + llvm::Twine(record->step) +
+                                    " is not finite; it was not saved");
     saved = false;
     if (!saveFolder.empty() && saveEvery > 0 && record->step % saveEvery == 0) {
       if (llvm::Error error = session.save(saveFolder)) return fail(std::move(error));
       saved = true;
-    }
-    if (!std::isfinite(record->loss)) {
-      return planc::fail(kTool, "the loss of step " + llvm::Twine(record->step) +
-                                    " is not finite; nothing was saved since the last checkpoint");
     }
   }
   if (!saveFolder.empty() && !saved)
     if (llvm::Error error = session.save(saveFolder)) return fail(std::move(error));
   if (trace)
     if (llvm::Error error = trace->close()) return fail(std::move(error));
-  report(records, session);
+  if (!records.empty()) report(records, session);
   if (stopRequested)
     return planc::fail(kTool,
                        "stopped by a signal behind step " + llvm::Twine(session.stepsDone()));

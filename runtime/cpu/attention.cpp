@@ -3,21 +3,20 @@
 // any other order; blocks wholly in the future or outside the window are skipped. The backward pass
 // recomputes the probabilities from the saved log-sum-exp.
 //
-// Loops: `shared` dims are those that queries and keys have (batch; the keys' heads), `own` dims those
-// that only queries have (the heads that share a key head, and dims that the keys lack). A backward
-// task is one shared index, so that no two tasks add to one key's gradient.
-// Tested by tests/runtime/kernels_test.cpp.
+// Loops: `shared` dims are those that queries and keys have (batch; the keys' heads), `own` dims
+// those that only queries have (the heads that share a key head, and dims that the keys lack). A
+// backward task is one shared index, so that no two tasks add to one key's gradient. Tested by
+// tests/runtime/kernels_test.cpp.
 #include <array>
 #include <utility>
 
-#include "runtime/cpu/gemm.h"
 #include "runtime/cpu/kernels.h"
-#include "runtime/cpu/math.h"
+#include "runtime/cpu/tile.h"
 
 namespace planc::cpu {
 namespace {
 
-constexpr int64_t kQueries = 64, kKeys = 512;
+constexpr int64_t kQueries = 64, kKeys = 128;
 
 // One tensor as rows by position.
 struct Tensor {
@@ -53,7 +52,8 @@ llvm::Expected<Attention> analyse(const Op& op, llvm::ArrayRef<const Type*> type
   llvm::SmallVector<Dim, 4> valueDims;
   for (const Dim& dim : memoryDims(v)) {
     bool isHead = grouped && dim.name == kv;
-    if (dim.name != seq && !isHead && (!q.has(dim.name) || dim.name == by)) valueDims.push_back(dim);
+    if (dim.name != seq && !isHead && (!q.has(dim.name) || dim.name == by))
+      valueDims.push_back(dim);
   }
   for (size_t t = 0; t < types.size(); ++t) {
     const Type& type = *types[t];
@@ -120,7 +120,8 @@ Matrix<T> rowsOf(const Tensor& tensor, const void* base, int64_t offset, int64_t
   if (isInPlace<T>(tensor)) return {static_cast<const T*>(base) + at, tensor.row, 1};
   for (int64_t r = 0; r < count; ++r) {
     T* to = scratch + r * tensor.width;
-    const T* from = loadRow(base, tensor.elem, at + r * tensor.row, tensor.column, tensor.width, to);
+    const T* from =
+        loadRow(base, tensor.elem, at + r * tensor.row, tensor.column, tensor.width, to);
     if (from != to) std::copy_n(from, tensor.width, to);
   }
   return {scratch, tensor.width, 1};
@@ -141,11 +142,6 @@ void storeRows(const Tensor& tensor, const T* rows, void* base, int64_t offset, 
     storeRow(rows + r * tensor.width, base, tensor.elem, offset + (begin + r) * tensor.row,
              tensor.column, tensor.width);
   }
-}
-
-template <class T>
-Matrix<T> transposed(Matrix<T> x) {
-  return {x.data, x.columns, x.rows};
 }
 
 // [first, last) of positions.
@@ -170,13 +166,82 @@ Range queriesSeeing(const Attention& attention, int64_t key, int64_t begin) {
   return queries;
 }
 
+// The queries of a block that see any of the keys [first, last), and the keys among [first, last)
+// that any of the block's queries [begin, end) sees, counted from `first`.
+Range queriesSeeingAny(const Attention& attention, int64_t first, int64_t last, int64_t begin) {
+  return {queriesSeeing(attention, first, begin).first,
+          queriesSeeing(attention, last - 1, begin).last};
+}
+Range keysSeenAmong(const Attention& attention, int64_t first, int64_t last, int64_t begin,
+                    int64_t end) {
+  Range keys = keysSeen(attention, begin, end);
+  keys.first = std::clamp(keys.first, first, last) - first;
+  keys.last = std::max(keys.first, std::clamp(keys.last, first, last) - first);
+  return keys;
+}
+
+// Overwrites what a key's row holds for queries that do not see it.
+template <class T>
+void hide(Range seeing, T with, T* row) {
+  int32_t first = int32_t(seeing.first), last = int32_t(seeing.last);
+#pragma omp simd
+  for (int32_t i = 0; i < int32_t(kQueries); ++i) {
+    row[i] = (i >= first) & (i < last) ? row[i] : with;
+  }
+}
+
+// scores[j][i] = scale * row j of x . query i, for n keys from `at` on and the queries that see any
+// of a tile's; `queries` holds them column by column.
+template <class T>
+void scoreKeys(const Attention& attention, int64_t at, int64_t n, int64_t begin, int64_t width,
+               T scale, Matrix<T> x, const T* queries, T* scores) {
+  for (int64_t j = 0; j < n; j += kTileRows) {
+    int64_t rows = std::min(kTileRows, n - j);
+    Range seeing = queriesSeeingAny(attention, at + j, at + j + rows, begin);
+    int64_t first = seeing.first / 16 * 16, last = (seeing.last + 15) / 16 * 16;
+    if (first >= last) continue;
+    Matrix<T> keys{x.data + j * x.rows, x.rows, x.columns};
+    multiplyRows(rows, last - first, width, scale, keys, queries + first, kQueries, false,
+                 scores + j * kQueries + first, kQueries);
+  }
+}
+
+// to[i] (+)= scale * the sum over n keys of scores[j][i] * row j of x, for the queries of a block.
+template <class T>
+void addToQueries(const Attention& attention, int64_t at, int64_t n, int64_t begin, int64_t queries,
+                  int64_t width, T scale, const T* scores, Matrix<T> x, bool add, T* to,
+                  int64_t rowTo) {
+  for (int64_t i = 0; i < queries; i += kTileRows) {
+    int64_t rows = std::min(kTileRows, queries - i);
+    Range keys = keysSeenAmong(attention, at, at + n, begin + i, begin + i + rows);
+    Matrix<T> weights{scores + keys.first * kQueries + i, 1, kQueries};
+    multiplyRows(rows, width, keys.last - keys.first, scale, weights, x.data + keys.first * x.rows,
+                 x.rows, add, to + i * rowTo, rowTo);
+  }
+}
+
+// to[j] += scale * the sum over a block's queries of scores[j][i] * row i of x, for n keys.
+template <class T>
+void addToKeys(const Attention& attention, int64_t at, int64_t n, int64_t begin, int64_t queries,
+               int64_t width, T scale, const T* scores, Matrix<T> x, T* to, int64_t rowTo) {
+  for (int64_t j = 0; j < n; j += kTileRows) {
+    int64_t rows = std::min(kTileRows, n - j);
+    Range seeing = queriesSeeingAny(attention, at + j, at + j + rows, begin);
+    int64_t last = std::min(seeing.last, queries);
+    if (seeing.first >= last) continue;
+    Matrix<T> weights{scores + j * kQueries + seeing.first, kQueries, 1};
+    multiplyRows(rows, width, last - seeing.first, scale, weights, x.data + seeing.first * x.rows,
+                 x.rows, true, to + j * rowTo, rowTo);
+  }
+}
+
 template <class T>
 class AttendKernel : public Kernel {
  public:
   AttendKernel(Attention attention, Shared& shared)
       : attention_(std::move(attention)), shared_(shared) {
     auto [q, k, v, a] = widths();
-    int64_t room = kQueries * (kKeys + q + a) + kKeys * (k + v) + 64;
+    int64_t room = kQueries * (kKeys + 2 * q + a) + kKeys * (k + v) + 64;
     shared_.pool.reserveScratch(room * int64_t(sizeof(T)));
   }
 
@@ -204,11 +269,13 @@ class AttendKernel : public Kernel {
     auto [widthQ, widthK, widthV, widthA] = widths();
     T* scores = reinterpret_cast<T*>(shared_.pool.scratch(thread));
     T* copyQ = scores + kQueries * kKeys;
-    T* copyA = copyQ + kQueries * widthQ;
+    T* queries = copyQ + kQueries * widthQ;
+    T* copyA = queries + kQueries * widthQ;
     T* copyK = copyA + kQueries * widthA;
     T* copyV = copyK + kKeys * widthK;
     int64_t rows = std::min(kQueries, attention_.positions - begin);
     Matrix<T> q = rowsOf(tensors[Q], in[Q], offsets[Q], begin, rows, copyQ);
+    transpose(rows, widthQ, q.data, q.rows, queries, kQueries);
     auto [a, rowA] = targetOf(tensors[A], out[0], offsets[A], begin, copyA);
     alignas(64) Running running;
     std::fill_n(running.most, kQueries, -kInfinity);
@@ -217,14 +284,14 @@ class AttendKernel : public Kernel {
     for (int64_t at = keys.first; at < keys.last; at += kKeys) {
       int64_t n = std::min(kKeys, keys.last - at);
       Matrix<T> k = rowsOf(tensors[K], in[K], offsets[K], at, n, copyK);
-      gemm(n, rows, widthQ, T(attention_.scale), k, transposed(q), T(0), scores, kQueries);
+      scoreKeys(attention_, at, n, begin, widthQ, T(attention_.scale), k, queries, scores);
       addKeys(begin, at, n, scores, running);
       for (int64_t r = 0; at != keys.first && r < rows; ++r) {
         for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= running.rescale[r];
       }
       Matrix<T> v = rowsOf(tensors[V], in[V], offsets[V], at, n, copyV);
-      gemm(rows, widthV, n, T(1), {scores, 1, kQueries}, v, at == keys.first ? T(0) : T(1), a,
-           rowA);
+      addToQueries(attention_, at, n, begin, rows, widthV, T(1), scores, v, at != keys.first, a,
+                   rowA);
     }
     T lse[kQueries];
 #pragma omp simd
@@ -254,8 +321,7 @@ class AttendKernel : public Kernel {
     for (int64_t j = 0; j < n; ++j) {
       T* row = scores + j * kQueries;
       Range seeing = queriesSeeing(attention_, at + j, begin);
-      std::fill(row, row + seeing.first, -kInfinity);
-      std::fill(row + seeing.last, row + kQueries, -kInfinity);
+      if (seeing.first > 0 || seeing.last < kQueries) hide(seeing, -kInfinity, row);
 #pragma omp simd
       for (int64_t i = 0; i < kQueries; ++i) most[i] = row[i] > most[i] ? row[i] : most[i];
     }
@@ -269,10 +335,8 @@ class AttendKernel : public Kernel {
     }
     for (int64_t j = 0; j < n; ++j) {
       T* row = scores + j * kQueries;
-      int64_t first = queriesSeeing(attention_, at + j, begin).first / 16 * 16;
-      std::fill(row, row + first, T(0));
 #pragma omp simd
-      for (int64_t i = first; i < kQueries; ++i) {
+      for (int64_t i = 0; i < kQueries; ++i) {
         row[i] = fastExp(row[i] - shift[i]);
         running.total[i] += row[i];
       }
@@ -291,14 +355,13 @@ class AttendGradKernel : public Kernel {
       : attention_(std::move(attention)), shared_(shared) {
     const auto& t = attention_.tensors;
     int64_t whole = attention_.positions * 2 * (t[K].width + t[V].width);
-    int64_t block = kQueries * (2 * kKeys + 2 * t[Q].width + 2 * t[A].width + 1);
+    int64_t block = kQueries * (2 * kKeys + 3 * t[Q].width + 3 * t[A].width + 1);
     shared_.pool.reserveScratch((whole + block + 64) * int64_t(sizeof(T)));
   }
 
   void run(const RunContext&, Operands in, Results out) override {
-    shared_.pool.parallelFor(countOf(attention_.shared), [&](int64_t task, int thread) {
-      runTask(task, thread, in, out);
-    });
+    shared_.pool.parallelFor(countOf(attention_.shared),
+                             [&](int64_t task, int thread) { runTask(task, thread, in, out); });
   }
 
  private:
@@ -306,7 +369,7 @@ class AttendGradKernel : public Kernel {
 
   // A task's scratch, and its keys and values whole.
   struct Task {
-    T *scores, *slopes, *copyQ, *copyA, *copyDa, *copyDq, *dot;
+    T *scores, *slopes, *copyQ, *copyA, *copyDa, *copyDq, *queries, *columnsDa, *dot;
     Matrix<T> k, v;
     T *dk, *dv;
     int64_t rowDk, rowDv;
@@ -326,6 +389,8 @@ class AttendGradKernel : public Kernel {
     task.copyDq = take(kQueries * t[Q].width);
     task.copyA = take(kQueries * t[A].width);
     task.copyDa = take(kQueries * t[A].width);
+    task.queries = take(kQueries * t[Q].width);
+    task.columnsDa = take(kQueries * t[A].width);
     task.dot = take(kQueries);
     task.k = rowsOf(t[K], in[K], start[K], 0, positions, take(positions * t[K].width));
     task.v = rowsOf(t[V], in[V], start[V], 0, positions, take(positions * t[V].width));
@@ -356,12 +421,14 @@ class AttendGradKernel : public Kernel {
     Matrix<T> a = rowsOf(t[A], in[A], offsets[A], begin, rows, task.copyA);
     Matrix<T> da = rowsOf(t[Da], in[Da], offsets[Da], begin, rows, task.copyDa);
     auto [dq, rowDq] = targetOf(t[Dq], out[0], offsets[Dq], begin, task.copyDq);
+    transpose(rows, t[Q].width, q.data, q.rows, task.queries, kQueries);
+    transpose(rows, t[A].width, da.data, da.rows, task.columnsDa, kQueries);
     for (int64_t r = 0; r < rows; ++r) {
       task.dot[r] = dotRow(a.data + r * a.rows, da.data + r * da.rows, t[A].width);
     }
     T lse[kQueries] = {};
-    const T* found = loadRow(in[Lse], t[Lse].elem, offsets[Lse] + begin * t[Lse].row, t[Lse].row,
-                             rows, lse);
+    const T* found =
+        loadRow(in[Lse], t[Lse].elem, offsets[Lse] + begin * t[Lse].row, t[Lse].row, rows, lse);
     if (found != lse) std::copy_n(found, rows, lse);
     int64_t widthQ = t[Q].width, widthV = t[V].width;
     T scale = T(attention_.scale);
@@ -371,31 +438,32 @@ class AttendGradKernel : public Kernel {
       Matrix<T> k = task.k, v = task.v;
       k.data += at * k.rows;
       v.data += at * v.rows;
-      gemm(n, rows, widthQ, scale, k, transposed(q), T(0), task.scores, kQueries);
-      gemm(n, rows, widthV, T(1), v, transposed(da), T(0), task.slopes, kQueries);
+      scoreKeys(attention_, at, n, begin, widthQ, scale, k, task.queries, task.scores);
+      scoreKeys(attention_, at, n, begin, widthV, T(1), v, task.columnsDa, task.slopes);
       for (int64_t j = 0; j < n; ++j) {
-        slopes(queriesSeeing(attention_, at + j, begin), lse, task.dot,
-               task.scores + j * kQueries, task.slopes + j * kQueries);
+        slopes(queriesSeeing(attention_, at + j, begin), lse, task.dot, task.scores + j * kQueries,
+               task.slopes + j * kQueries);
       }
-      Matrix<T> p{task.scores, kQueries, 1}, ds{task.slopes, kQueries, 1};
-      gemm(n, widthV, rows, T(1), p, da, T(1), task.dv + at * task.rowDv, task.rowDv);
-      gemm(n, widthQ, rows, scale, ds, q, T(1), task.dk + at * task.rowDk, task.rowDk);
-      gemm(rows, widthQ, n, scale, transposed(ds), k, at == keys.first ? T(0) : T(1), dq, rowDq);
+      addToKeys(attention_, at, n, begin, rows, widthV, T(1), task.scores, da,
+                task.dv + at * task.rowDv, task.rowDv);
+      addToKeys(attention_, at, n, begin, rows, widthQ, scale, task.slopes, q,
+                task.dk + at * task.rowDk, task.rowDk);
+      addToQueries(attention_, at, n, begin, rows, widthQ, scale, task.slopes, k, at != keys.first,
+                   dq, rowDq);
     }
     storeRows(t[Dq], dq, out[0], offsets[Dq], begin, rows);
   }
 
   // Of one key: scores become probabilities p, and da.v becomes p * (da.v - da.a).
   static void slopes(Range seeing, const T* lse, const T* dot, T* scores, T* slopes) {
+    bool all = seeing.first == 0 && seeing.last == kQueries;
+    if (!all) hide(seeing, -std::numeric_limits<T>::infinity(), scores);
+    if (!all) hide(seeing, T(0), slopes);
 #pragma omp simd
-    for (int64_t i = seeing.first / 16 * 16; i < kQueries; ++i) {
+    for (int64_t i = 0; i < kQueries; ++i) {
       T p = fastExp(scores[i] - lse[i]);
       scores[i] = p;
       slopes[i] = p * (slopes[i] - dot[i]);
-    }
-    for (T* row : {scores, slopes}) {
-      std::fill(row, row + seeing.first, T(0));
-      std::fill(row + seeing.last, row + kQueries, T(0));
     }
   }
 
@@ -409,8 +477,8 @@ KernelOr prepareAttend(const Op& op, Shared& shared) {
   llvm::SmallVector<const Type*, 5> types;
   for (const Value* value : op.operands()) types.push_back(&value->type);
   for (const Value* value : op.results()) types.push_back(&value->type);
-  auto attention = analyse(op, types,
-                           {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row});
+  auto attention =
+      analyse(op, types, {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row});
   if (!attention) return attention.takeError();
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<AttendKernel<decltype(zero)>>(*attention, shared);

@@ -50,15 +50,20 @@ inline void convertRow(const From* from, int64_t stride, int64_t n, To* to) {
 template <class F>
 decltype(auto) withElem(Elem elem, F&& f) {
   switch (elem) {
-    case Elem::F32: return f(static_cast<float*>(nullptr));
-    case Elem::BF16: return f(static_cast<Bf16*>(nullptr));
-    case Elem::F64: return f(static_cast<double*>(nullptr));
-    case Elem::I32: break;
+    case Elem::F32:
+      return f(static_cast<float*>(nullptr));
+    case Elem::BF16:
+      return f(static_cast<Bf16*>(nullptr));
+    case Elem::F64:
+      return f(static_cast<double*>(nullptr));
+    case Elem::I32:
+      break;
   }
   return f(static_cast<int32_t*>(nullptr));
 }
 
-// A row of `n` elements, `stride` apart, as T: in place where it already is that, else in `scratch`.
+// A row of `n` elements, `stride` apart, as T: in place where it already is that, else in
+// `scratch`.
 template <class T>
 const T* loadRow(const void* base, Elem elem, int64_t offset, int64_t stride, int64_t n,
                  T* scratch) {

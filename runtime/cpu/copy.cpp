@@ -100,25 +100,26 @@ KernelOr prepareSpread(const Op& op, Shared& shared) {
     using T = decltype(zero);
     return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
       const int32_t* offsets = static_cast<const int32_t*>(in[1]);
-      shared.pool.parallelPieces(rows, rowsPerTask(space.count()), [&](int64_t begin, int64_t end,
-                                                                       int thread) {
-        T* scratch = reinterpret_cast<T*>(shared.pool.scratch(thread));
-        for (int64_t r = begin; r < end; ++r) {
-          int64_t group = std::upper_bound(offsets + 1, offsets + groups + 1, r) - (offsets + 1);
-          for (int64_t i = 0; i < space.count(); i += inner.size) {
-            int64_t at[2];
-            space.at(i, at);
-            const T* row = scratch;
-            if (group < groups) {
-              row = loadRow(in[0], from, group * sliceStride + at[0], inner.strides[0], inner.size,
-                            scratch);
-            } else {
-              std::fill_n(scratch, inner.size, T(0));
+      shared.pool.parallelPieces(
+          rows, rowsPerTask(space.count()), [&](int64_t begin, int64_t end, int thread) {
+            T* scratch = reinterpret_cast<T*>(shared.pool.scratch(thread));
+            for (int64_t r = begin; r < end; ++r) {
+              int64_t group =
+                  std::upper_bound(offsets + 1, offsets + groups + 1, r) - (offsets + 1);
+              for (int64_t i = 0; i < space.count(); i += inner.size) {
+                int64_t at[2];
+                space.at(i, at);
+                const T* row = scratch;
+                if (group < groups) {
+                  row = loadRow(in[0], from, group * sliceStride + at[0], inner.strides[0],
+                                inner.size, scratch);
+                } else {
+                  std::fill_n(scratch, inner.size, T(0));
+                }
+                storeRow(row, out[0], to, r * rowStride + at[1], inner.strides[1], inner.size);
+              }
             }
-            storeRow(row, out[0], to, r * rowStride + at[1], inner.strides[1], inner.size);
-          }
-        }
-      });
+          });
     });
   });
 }
@@ -132,6 +133,7 @@ KernelOr prepareRaggedSum(const Op& op, Shared& shared) {
   int64_t all = op.operand(1)->type.dims.front().size - 1;
   int64_t groups = y.has(slot.over) ? all : 1;
   int64_t rowStride = strideOf(x, slot.name), sliceStride = strideOf(y, slot.over);
+  int64_t rows = slot.size;
   Space kept(dimsWithout(y, {slot.over}), {&x, &y});
   llvm::SmallVector<Dim, 4> summedDims;
   for (const Dim& dim : memoryDims(x)) {
@@ -159,8 +161,9 @@ KernelOr prepareRaggedSum(const Op& op, Shared& shared) {
 #pragma omp simd
           for (int64_t i = 0; i < inner.size; ++i) sum[i] += row[i];
         };
-        int64_t begin = groups == 1 ? 0 : offsets[group];
-        int64_t end = offsets[groups == 1 ? all : group + 1];
+        // Offsets are indices in memory, whatever wrote them.
+        int64_t begin = groups == 1 ? 0 : std::clamp<int64_t>(offsets[group], 0, rows);
+        int64_t end = std::clamp<int64_t>(offsets[groups == 1 ? all : group + 1], begin, rows);
         for (int64_t r = begin; r < end; ++r) {
           summed.each(0, summed.count(), [&](int64_t, const int64_t* moved) {
             addRow(in[0], from, at[0] + r * rowStride + moved[0], inner.strides[0]);

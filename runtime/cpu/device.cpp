@@ -18,37 +18,66 @@ Maker makerOf(const Op& op) {
   switch (op.kind) {
     case OpKind::Accum:
     case OpKind::Const:
-    case OpKind::Fused: return cpu::prepareElementwise;
+    case OpKind::Fused:
+      return cpu::prepareElementwise;
     case OpKind::Sum:
       return op.operands().size() == 2 ? cpu::prepareRaggedSum : cpu::prepareElementwise;
-    case OpKind::Einsum: return cpu::prepareEinsum;
-    case OpKind::Spread: return cpu::prepareSpread;
-    case OpKind::Softmax: return cpu::prepareSoftmax;
-    case OpKind::SoftmaxGrad: return cpu::prepareSoftmaxGrad;
-    case OpKind::Norm: return cpu::prepareNorm;
-    case OpKind::NormGrad: return cpu::prepareNormGrad;
-    case OpKind::Lookup: return cpu::prepareLookup;
-    case OpKind::LookupGrad: return cpu::prepareLookupGrad;
-    case OpKind::CountValid: return cpu::prepareCountValid;
-    case OpKind::CrossEntropy: return cpu::prepareCrossEntropy;
-    case OpKind::CrossEntropyGrad: return cpu::prepareCrossEntropyGrad;
-    case OpKind::Rope: return cpu::prepareRope;
-    case OpKind::Attend: return cpu::prepareAttend;
-    case OpKind::AttendGrad: return cpu::prepareAttendGrad;
-    case OpKind::Dropout: return cpu::prepareDropout;
-    case OpKind::Concat: return cpu::prepareConcat;
-    case OpKind::Slice: return cpu::prepareSlice;
-    case OpKind::Route: return cpu::prepareRoute;
-    case OpKind::RouteGrad: return cpu::prepareRouteGrad;
-    case OpKind::Dispatch: return cpu::prepareDispatch;
-    case OpKind::DispatchGrad: return cpu::prepareDispatchGrad;
-    case OpKind::Combine: return cpu::prepareCombine;
-    case OpKind::CombineGrad: return cpu::prepareCombineGrad;
-    case OpKind::LearningRate: return cpu::prepareLearningRate;
-    case OpKind::SumSquares: return cpu::prepareSumSquares;
-    case OpKind::AdamW: return cpu::prepareAdamW;
-    case OpKind::Sgd: return cpu::prepareSgd;
-    default: return nullptr;
+    case OpKind::Einsum:
+      return cpu::prepareEinsum;
+    case OpKind::Spread:
+      return cpu::prepareSpread;
+    case OpKind::Softmax:
+      return cpu::prepareSoftmax;
+    case OpKind::SoftmaxGrad:
+      return cpu::prepareSoftmaxGrad;
+    case OpKind::Norm:
+      return cpu::prepareNorm;
+    case OpKind::NormGrad:
+      return cpu::prepareNormGrad;
+    case OpKind::Lookup:
+      return cpu::prepareLookup;
+    case OpKind::LookupGrad:
+      return cpu::prepareLookupGrad;
+    case OpKind::CountValid:
+      return cpu::prepareCountValid;
+    case OpKind::CrossEntropy:
+      return cpu::prepareCrossEntropy;
+    case OpKind::CrossEntropyGrad:
+      return cpu::prepareCrossEntropyGrad;
+    case OpKind::Rope:
+      return cpu::prepareRope;
+    case OpKind::Attend:
+      return cpu::prepareAttend;
+    case OpKind::AttendGrad:
+      return cpu::prepareAttendGrad;
+    case OpKind::Dropout:
+      return cpu::prepareDropout;
+    case OpKind::Concat:
+      return cpu::prepareConcat;
+    case OpKind::Slice:
+      return cpu::prepareSlice;
+    case OpKind::Route:
+      return cpu::prepareRoute;
+    case OpKind::RouteGrad:
+      return cpu::prepareRouteGrad;
+    case OpKind::Dispatch:
+      return cpu::prepareDispatch;
+    case OpKind::DispatchGrad:
+      return cpu::prepareDispatchGrad;
+    case OpKind::Combine:
+      return cpu::prepareCombine;
+    case OpKind::CombineGrad:
+      return cpu::prepareCombineGrad;
+    case OpKind::LearningRate:
+      return cpu::prepareLearningRate;
+    case OpKind::SumSquares:
+      return cpu::prepareSumSquares;
+    case OpKind::AdamW:
+      return cpu::prepareAdamW;
+    case OpKind::Sgd:
+      return cpu::prepareSgd;
+    default:
+      return nullptr;
   }
 }
 
@@ -62,8 +91,8 @@ class CpuDevice : public Device {
   llvm::Expected<std::byte*> allocateArena(int64_t bytes) override {
     bytes_ = std::max<int64_t>(bytes, 1);
     // Anonymous pages are zero and only taken when touched; huge ones save page faults.
-    void* p = mmap(nullptr, size_t(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                   -1, 0);
+    void* p =
+        mmap(nullptr, size_t(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
       return llvm::createStringError(llvm::inconvertibleErrorCode(),
                                      "no memory for an arena of " + llvm::Twine(bytes_) + " bytes");

@@ -62,27 +62,28 @@ KernelOr prepareDropout(const Op& op, Shared& shared) {
       uint64_t high = dropoutCounter(context.step, context.microbatch, context.iteration.data(),
                                      context.iteration.size());
       T scale = T(1 / (1 - double(rate)));
-      shared.pool.parallelPieces(space.count(), kTaskElements, [&](int64_t begin, int64_t end, int) {
-        for (int64_t at = begin; at < end; at += kDrawn) {
-          int64_t n = std::min(kDrawn, end - at);
-          uint32_t words[kDrawn];
-          T factor[kDrawn], spare[kDrawn], spareOut[kDrawn];
-          drawWords(key, high, uint64_t(at) / 4, words);
-          chooseFactors(words, rate, scale, factor);
-          const T* row = spare;
-          if (isFlat) {
-            row = loadRow(in[0], from, at, 1, n, spare);
-          } else {
-            space.each(at, at + n, [&](int64_t i, const int64_t* offsets) {
-              spare[i - at] = loadOne<T>(in[0], from, offsets[0]);
-            });
-          }
-          T* target = rowTarget(out[0], to, at, 1, spareOut);
+      shared.pool.parallelPieces(
+          space.count(), kTaskElements, [&](int64_t begin, int64_t end, int) {
+            for (int64_t at = begin; at < end; at += kDrawn) {
+              int64_t n = std::min(kDrawn, end - at);
+              uint32_t words[kDrawn];
+              T factor[kDrawn], spare[kDrawn], spareOut[kDrawn];
+              drawWords(key, high, uint64_t(at) / 4, words);
+              chooseFactors(words, rate, scale, factor);
+              const T* row = spare;
+              if (isFlat) {
+                row = loadRow(in[0], from, at, 1, n, spare);
+              } else {
+                space.each(at, at + n, [&](int64_t i, const int64_t* offsets) {
+                  spare[i - at] = loadOne<T>(in[0], from, offsets[0]);
+                });
+              }
+              T* target = rowTarget(out[0], to, at, 1, spareOut);
 #pragma omp simd
-          for (int64_t i = 0; i < n; ++i) target[i] = row[i] * factor[i];
-          storeRow(target, out[0], to, at, 1, n);
-        }
-      });
+              for (int64_t i = 0; i < n; ++i) target[i] = row[i] * factor[i];
+              storeRow(target, out[0], to, at, 1, n);
+            }
+          });
     });
   });
 }

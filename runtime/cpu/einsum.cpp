@@ -19,8 +19,8 @@ enum { A, B, C };
 // One product, and the loops around it. Axes have strides {a, b, c}.
 struct Plan {
   Axis m, n, k;
-  llvm::SmallVector<Axis, 4> outer;  // batch, and what is left of M and N
-  llvm::SmallVector<Axis, 4> inner;  // what is left of K: products that add up
+  llvm::SmallVector<Axis, 4> outer;        // batch, and what is left of M and N
+  llvm::SmallVector<Axis, 4> inner;        // what is left of K: products that add up
   bool copies[3] = {false, false, false};  // whether a, b, c pass through scratch
   bool byColumns = false;  // only the transposed product, with a and b exchanged, finds c's rows
   int64_t tileM = 1, tileN = 1;
@@ -168,14 +168,14 @@ int64_t evenTile(int64_t size, int64_t most) {
   return std::min((each + 15) / 16 * 16, size);
 }
 
-// How much of K one product takes: sgemm is slower on long strides that leave the second-level cache
-// (measured: 5 to 25 % at K 2048, most where a is read by columns).
-constexpr int64_t kDepth = 384, kDepthByColumns = 256;
+// How much of K one product takes: sgemm is slower on long strides that leave the second-level
+// cache (measured: 5 to 25 % at K 2048, most where a is read by columns).
+constexpr int64_t kDepth = 384, kDepthByColumns = 128;
 // The width of copied tiles.
 constexpr int64_t kCopiedWidth = 256;
 
-// Tiles give every thread some tasks where they are worth it. They depend only on the shape, so that
-// results are the same for any number of threads.
+// Tiles give every thread some tasks where they are worth it. They depend only on the shape, so
+// that results are the same for any number of threads.
 void chooseTiles(Plan& plan) {
   constexpr int64_t kTasks = 4, kWorthATask = 1 << 19;
   bool copies = plan.copies[A] || plan.copies[B] || plan.copies[C];
@@ -201,8 +201,11 @@ class EinsumKernel : public Kernel {
   // `types` are of a, b and c; `exchanged`: a is the op's second operand.
   EinsumKernel(Plan plan, Ragged ragged, llvm::ArrayRef<Type> types, bool exchanged,
                Accumulate accumulate, Shared& shared)
-      : plan_(std::move(plan)), ragged_(std::move(ragged)), exchanged_(exchanged),
-        accumulate_(accumulate), shared_(shared) {
+      : plan_(std::move(plan)),
+        ragged_(std::move(ragged)),
+        exchanged_(exchanged),
+        accumulate_(accumulate),
+        shared_(shared) {
     for (int t : {A, B, C}) elems_[t] = types[size_t(t)].elem;
     int64_t room = (plan_.tileM + plan_.tileN) * kDepth + plan_.tileM * plan_.tileN +
                    std::max(plan_.tileM, plan_.tileN);
@@ -211,7 +214,9 @@ class EinsumKernel : public Kernel {
   }
 
   void run(const RunContext& context, Operands operands, Results results) override {
-    Run run{{operands[exchanged_ ? 1 : 0], operands[exchanged_ ? 0 : 1]}, results[0], nullptr,
+    Run run{{operands[exchanged_ ? 1 : 0], operands[exchanged_ ? 0 : 1]},
+            results[0],
+            nullptr,
             accumulate_.addsIn(context)};
     if (ragged_.role != Role::None) run.offsets = static_cast<const int32_t*>(operands[2]);
     int64_t outer = countOf(plan_.outer);
@@ -252,8 +257,10 @@ class EinsumKernel : public Kernel {
   Extent extent(int64_t group, const Run& run) const {
     Extent e{plan_.m.size, plan_.n.size, plan_.k.size, 0};
     if (ragged_.role == Role::None) return e;
-    e.row = ragged_.groups == 1 ? 0 : run.offsets[group];
-    int64_t count = run.offsets[ragged_.groups == 1 ? ragged_.last : group + 1] - e.row;
+    // Offsets are indices in memory, whatever wrote them.
+    e.row = ragged_.groups == 1 ? 0 : std::clamp<int64_t>(run.offsets[group], 0, ragged_.bound);
+    int64_t end = run.offsets[ragged_.groups == 1 ? ragged_.last : group + 1];
+    int64_t count = std::clamp<int64_t>(end, e.row, ragged_.bound) - e.row;
     (ragged_.role == Role::M ? e.m : ragged_.role == Role::N ? e.n : e.k) = count;
     return e;
   }
@@ -267,7 +274,7 @@ class EinsumKernel : public Kernel {
     Elem elem = elems_[C];
     const Axis& rows = raggedAxis();
     const Axis& columns = ragged_.role == Role::M ? plan_.n : plan_.m;
-    int64_t used = run.offsets[ragged_.last];
+    int64_t used = std::clamp<int64_t>(run.offsets[ragged_.last], 0, ragged_.bound);
     for (int64_t o = 0; o < countOf(plan_.outer); ++o) {
       int64_t at[3];
       place(plan_.outer, o, at);
@@ -291,7 +298,8 @@ class EinsumKernel : public Kernel {
   void runTask(int64_t group, int64_t task, const Run& run, int thread) const {
     Extent e = extent(group, run);
     int64_t tilesM = pieces(e.m, plan_.tileM), tilesN = pieces(e.n, plan_.tileN);
-    int64_t m = task / tilesN % tilesM * plan_.tileM, n = task % tilesN * plan_.tileN;
+    // Neighbouring tasks share their tile of b.
+    int64_t m = task % tilesM * plan_.tileM, n = task / tilesM % tilesN * plan_.tileN;
     int64_t start[3];
     place(plan_.outer, task / (tilesM * tilesN), start);
     for (int t : {A, B, C}) start[t] += m * plan_.m.strides[t] + n * plan_.n.strides[t];
@@ -328,8 +336,8 @@ class EinsumKernel : public Kernel {
       for (int t : {A, B}) at[t] += start[t] + group * ragged_.slice[t] + e.row * raggedStride(t);
       for (int64_t k = 0; k < e.k; k += depth) {
         int64_t d = std::min(depth, e.k - k);
-        Matrix<T> a = operand(A, tile.m, d, plan_.m, plan_.k, at[A] + k * plan_.k.strides[A], run,
-                              scratch);
+        Matrix<T> a =
+            operand(A, tile.m, d, plan_.m, plan_.k, at[A] + k * plan_.k.strides[A], run, scratch);
         Matrix<T> b = operand(B, d, tile.n, plan_.k, plan_.n, at[B] + k * plan_.k.strides[B], run,
                               scratch + plan_.tileM * kDepth);
         T beta = tile.started ? T(1) : T(0);
@@ -339,8 +347,8 @@ class EinsumKernel : public Kernel {
     }
   }
 
-  // A rows x columns part of an operand, in place or copied; a copy keeps the order that the operand
-  // is nearer to.
+  // A rows x columns part of an operand, in place or copied; a copy keeps the order that the
+  // operand is nearer to.
   Matrix<T> operand(int t, int64_t rows, int64_t columns, const Axis& row, const Axis& column,
                     int64_t at, const Run& run, T* scratch) const {
     int64_t byRow = row.strides[size_t(t)], byColumn = column.strides[size_t(t)];
@@ -367,8 +375,7 @@ class EinsumKernel : public Kernel {
     for (int64_t r = 0; r < rows; ++r) {
       T* row = tile.c + r * columns;
       if (run.add) {
-        const T* old =
-            loadRow(run.result, elems_[C], toC + r * byRow, byColumn, columns, scratch);
+        const T* old = loadRow(run.result, elems_[C], toC + r * byRow, byColumn, columns, scratch);
         for (int64_t i = 0; i < columns; ++i) row[i] += old[i];
       }
       storeRow(row, run.result, elems_[C], toC + r * byRow, byColumn, columns);
@@ -415,8 +422,8 @@ KernelOr prepareEinsum(const Op& op, Shared& shared) {
   }
   // Among equal plans the exchanged search may choose another one.
   plan.copies[C] |= plan.byColumns;
-  bool isMatrixProduct = std::min({plan.m.size, plan.n.size, plan.k.size}) > 1 &&
-                         plan.product() >= kSmallProduct;
+  bool isMatrixProduct =
+      std::min({plan.m.size, plan.n.size, plan.k.size}) > 1 && plan.product() >= kSmallProduct;
   if (ragged.role == Role::None && !isMatrixProduct) {
     return makeProductSum(op, types[C], shared);
   }

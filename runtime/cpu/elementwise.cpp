@@ -3,8 +3,8 @@
 // place, others (broadcast, strided, another element type) are copied into a register of the block.
 //
 // A space is cut into cells and items: a cell is a block of the sum's result, its items are the
-// blocks that add to it. Without a sum each block is a cell of one item. With few cells the items are
-// cut into fixed chunks whose partial sums are added in order, whatever the number of threads.
+// blocks that add to it. Without a sum each block is a cell of one item. With few cells the items
+// are cut into fixed chunks whose partial sums are added in order, whatever the number of threads.
 // Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cpu/elementwise.h"
 
@@ -19,7 +19,7 @@ constexpr int64_t kMaxChunks = 128;
 
 // The loops of a program: the block (rows x inner), and the cells and items made of blocks.
 struct Loops {
-  Axis row, inner;                     // whole; a block has rowStep x innerStep of them
+  Axis row, inner;  // whole; a block has rowStep x innerStep of them
   int64_t rowStep = 1, innerStep = 1;
   llvm::SmallVector<Axis, 4> cells, items;  // the piece loops of row and inner stand last
   bool rowSummed = false, innerSummed = false;
@@ -27,9 +27,7 @@ struct Loops {
   int64_t cellCount() const { return product(cells); }
   int64_t itemCount() const { return product(items); }
   // Elements of the sum's accumulator.
-  int64_t cellSize() const {
-    return (rowSummed ? 1 : rowStep) * (innerSummed ? 1 : innerStep);
-  }
+  int64_t cellSize() const { return (rowSummed ? 1 : rowStep) * (innerSummed ? 1 : innerStep); }
 
   static int64_t product(llvm::ArrayRef<Axis> axes) {
     int64_t count = 1;
@@ -202,8 +200,8 @@ class ProgramKernel : public Kernel {
       misses_.push_back(llvm::any_of(loops_.cells, misses) || llvm::any_of(loops_.items, misses) ||
                         misses(loops_.row) || misses(loops_.inner));
       lacking_ |= misses_.back();
-      bool isConst = int(value) >= inputs &&
-                     program_.steps[value - size_t(inputs)].kind == OpKind::Const;
+      bool isConst =
+          int(value) >= inputs && program_.steps[value - size_t(inputs)].kind == OpKind::Const;
       if (int(value) >= std::max(inputs, inputs + lastDirect) && held.direct < 0 && !readLater &&
           !isConst && !misses_.back() && liesAsBlock(tensor)) {
         held.direct = int(tensor);
@@ -269,9 +267,8 @@ class ProgramKernel : public Kernel {
   void fillUniform(Operands operands, T* registers) const {
     for (size_t v = 0; v < held_.size(); ++v) {
       if (!held_[v].uniform || held_[v].reg < 0) continue;
-      T value = v < program_.inputs.size()
-                    ? loadOne<T>(operands[v], program_.inputs[v].elem)
-                    : T(program_.steps[v - program_.inputs.size()].constant);
+      T value = v < program_.inputs.size() ? loadOne<T>(operands[v], program_.inputs[v].elem)
+                                           : T(program_.steps[v - program_.inputs.size()].constant);
       std::fill_n(registerAt(registers, held_[v].reg), kBlock, value);
     }
   }
@@ -331,7 +328,8 @@ class ProgramKernel : public Kernel {
     const Held& held = held_[size_t(value)];
     if (held.direct < 0) return registerAt(registers, held.reg);
     size_t tensor = size_t(held.direct), inputs = program_.inputs.size();
-    const void* base = tensor < inputs ? operands[tensor] : results[program_.outputs[tensor - inputs].result];
+    const void* base =
+        tensor < inputs ? operands[tensor] : results[program_.outputs[tensor - inputs].result];
     return const_cast<T*>(static_cast<const T*>(base)) + block.offsets[tensor];
   }
 
@@ -481,8 +479,7 @@ void addBody(const Op& op, Program& program) {
         return i < inner->operands().size() ? numbers.lookup(inner->operand(i)) : -1;
       };
       numbers[inner->result()] = program.valueOfStep(program.steps.size());
-      program.steps.push_back(
-          {inner->kind, operand(0), operand(1), inner->attrs.number("value")});
+      program.steps.push_back({inner->kind, operand(0), operand(1), inner->attrs.number("value")});
     }
   }
   // A sum into the op's variable need not be yielded.
@@ -521,13 +518,13 @@ KernelOr prepareElementwise(const Op& op, Shared& shared) {
   bool isCopy = op.kind == OpKind::Sum || op.kind == OpKind::Accum;
   if (!isCopy) {
     int operands = int(op.operands().size());
-    program.steps.push_back({op.kind, operands > 0 ? 0 : -1, operands > 1 ? 1 : -1,
-                             op.attrs.number("value")});
+    program.steps.push_back(
+        {op.kind, operands > 0 ? 0 : -1, operands > 1 ? 1 : -1, op.attrs.number("value")});
   }
   Type type = resultType(op);
   // A sum that sums nothing and adds to nothing only permutes.
-  bool sums = isCopy && (op.var != nullptr ||
-                         memoryDims(type).size() < memoryDims(program.inputs[0]).size());
+  bool sums = isCopy &&
+              (op.var != nullptr || memoryDims(type).size() < memoryDims(program.inputs[0]).size());
   if (sums) {
     program.sum = {0, type, 0};
   } else {

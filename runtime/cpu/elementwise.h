@@ -12,7 +12,7 @@ namespace planc::cpu {
 struct Program {
   struct Step {
     OpKind kind;
-    int a = -1, b = -1;  // values
+    int a = -1, b = -1;   // values
     double constant = 0;  // of a Const
   };
   struct Output {

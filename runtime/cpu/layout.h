@@ -1,4 +1,5 @@
-// Where elements lie: strides of named dims, and spaces of dims walked over several tensors at once.
+// Where elements lie: strides of named dims, and spaces of dims walked over several tensors at
+// once.
 #pragma once
 
 #include <string>

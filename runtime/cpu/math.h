@@ -26,8 +26,8 @@ inline float fastExp(float x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   // n is added to the exponent of p.
-  float scaled = std::bit_cast<float>(std::bit_cast<uint32_t>(p) +
-                                      (std::bit_cast<uint32_t>(shifted) << 23));
+  float scaled =
+      std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
   float bounded = x <= 88.72283f ? scaled : x + kInfinity;  // a NaN stays one
   return x < -87.33654f ? 0.0f : bounded;
 }
@@ -102,8 +102,8 @@ using Vector = typename VectorOf<T>::type;
 template <class T>
 inline constexpr int64_t kLanes = 64 / int64_t(sizeof(T));
 
-// Folds terms 0 ... n - 1 in an order that depends only on n: lane by lane over whole vectors, four of
-// them at a time, then the lanes as a tree, then the rest. term(i, X()) gives element i as T, or
+// Folds terms 0 ... n - 1 in an order that depends only on n: lane by lane over whole vectors, four
+// of them at a time, then the lanes as a tree, then the rest. term(i, X()) gives element i as T, or
 // the elements from i on as a vector.
 template <class T, class Term, class Fold>
 inline T foldRow(int64_t n, T start, Term&& term, Fold&& fold) {

@@ -54,25 +54,29 @@ struct Packing {
   void eachToken(Pool& pool, F&& visit) const {
     pool.parallelPieces(tokens.count(), rowsPerTask(choices * own.count()),
                         [&](int64_t begin, int64_t end, int thread) {
-                          tokens.each(begin, end, [&](int64_t, const int64_t* at) {
-                            visit(at, thread);
-                          });
+                          tokens.each(begin, end,
+                                      [&](int64_t, const int64_t* at) { visit(at, thread); });
                         });
   }
 
   template <class T>
   void clearFrom(int64_t used, void* packed, Elem elem, Pool& pool) const {
-    pool.parallelPieces(bound - used, rowsPerTask(own.count()), [&](int64_t begin, int64_t end,
-                                                                    int thread) {
-      T* zeros = reinterpret_cast<T*>(pool.scratch(thread));
-      std::fill_n(zeros, inner.size, T(0));
-      for (int64_t r = begin; r < end; ++r) {
-        eachPiece([&](int64_t, int64_t at) {
-          storeRow(zeros, packed, elem, (used + r) * rowStride + at, inner.strides[1], inner.size);
-        });
-      }
-    });
+    used = std::clamp<int64_t>(used, 0, bound);
+    pool.parallelPieces(bound - used, rowsPerTask(own.count()),
+                        [&](int64_t begin, int64_t end, int thread) {
+                          T* zeros = reinterpret_cast<T*>(pool.scratch(thread));
+                          std::fill_n(zeros, inner.size, T(0));
+                          for (int64_t r = begin; r < end; ++r) {
+                            eachPiece([&](int64_t, int64_t at) {
+                              storeRow(zeros, packed, elem, (used + r) * rowStride + at,
+                                       inner.strides[1], inner.size);
+                            });
+                          }
+                        });
   }
+
+  // Rows are indices in memory: one that is out of range is taken for a dropped choice.
+  bool isRow(int64_t r) const { return r >= 0 && r < bound; }
 
   int64_t room() const { return (inner.size + 15) / 16 * 16; }
   void reserve(Shared& shared) const {
@@ -115,7 +119,7 @@ KernelOr makeGather(const Op& op, const Type& packed, const Type* gate, const Ty
           std::fill_n(sum, n, T(0));
           for (int64_t c = 0; c < packing.choices; ++c) {
             int32_t r = rowsAt(in[rowOperand])[at[1] + c * rowStep];
-            if (r < 0) continue;
+            if (!packing.isRow(r)) continue;
             T weight = isWeighted ? loadOne<T>(in[1], gateElem, at[2] + c * gateStep) : T(1);
             const T* x = loadRow(in[0], from, r * packing.rowStride + inRow,
                                  packing.inner.strides[1], n, spare);
@@ -148,7 +152,7 @@ KernelOr prepareDispatch(const Op& op, Shared& shared) {
           const T* x = loadRow(in[0], from, at[0] + byToken, packing.inner.strides[0], n, spare);
           for (int64_t c = 0; c < packing.choices; ++c) {
             int32_t r = rowsAt(in[1])[at[1] + c * rowStep];
-            if (r < 0) continue;
+            if (!packing.isRow(r)) continue;
             storeRow(x, out[0], to, r * packing.rowStride + inRow, packing.inner.strides[1], n);
           }
         });
@@ -189,13 +193,13 @@ KernelOr prepareCombineGrad(const Op& op, Shared& shared) {
         for (int64_t c = 0; c < packing.choices; ++c) {
           int32_t r = rowsAt(in[3])[at[1] + c * rowStep];
           T dot = 0;
-          for (int64_t p = 0; r >= 0 && p < packing.pieces; ++p) {
+          for (int64_t p = 0; packing.isRow(r) && p < packing.pieces; ++p) {
             int64_t here[2], there[2];
             packing.own.at(p * n, here);
             packingO.own.at(p * n, there);
             T weight = loadOne<T>(in[2], gateElem, at[2] + c * gateStep);
-            const T* dy = loadRow(in[0], dyElem, at[0] + here[0], packing.inner.strides[0], n,
-                                  spareDy);
+            const T* dy =
+                loadRow(in[0], dyElem, at[0] + here[0], packing.inner.strides[0], n, spareDy);
             const T* o = loadRow(in[1], oElem, r * packingO.rowStride + there[1],
                                  packingO.inner.strides[1], n, spareO);
             dot += dotRow(dy, o, n);

@@ -1,5 +1,5 @@
-// Softmax and norms over one dim, and their gradients: a row at a time, which stays in cache between
-// its sums and its result. Tested by tests/runtime/kernels_test.cpp.
+// Softmax and norms over one dim, and their gradients: a row at a time, which stays in cache
+// between its sums and its result. Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cpu/math.h"
 #include "runtime/cpu/rows.h"
 

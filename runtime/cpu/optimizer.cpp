@@ -1,6 +1,6 @@
-// The optimizer's kernels: one sweep over a weight, its gradient and its moments; the sum of squares
-// for clipping (partial sums in double, in fixed pieces); the learning rate.
-// Tested by tests/runtime/kernels_test.cpp.
+// The optimizer's kernels: one sweep over a weight, its gradient and its moments; the sum of
+// squares for clipping (partial sums in double, in fixed pieces); the learning rate. Tested by
+// tests/runtime/kernels_test.cpp.
 #include <cmath>
 
 #include "runtime/cpu/kernels.h"
@@ -69,7 +69,7 @@ KernelOr prepareAdamW(const Op& op, Shared& shared) {
       T b1 = T(beta1), b2 = T(beta2), a1 = T(1 - beta1), a2 = T(1 - beta2);
       const Elem elems[4] = {elem[0], elem[1], elem[2], elem[3]};
       sweep<T>(shared.pool, size, elems, in, out, {0, 2, 3},
-               [&](int64_t n, const T* (&from)[4], T* (&to)[3]) {
+               [&](int64_t n, const T*(&from)[4], T*(&to)[3]) {
                  const T *w = from[0], *g = from[1], *m = from[2], *v = from[3];
                  T *newW = to[0], *newM = to[1], *newV = to[2];
 #pragma omp simd
@@ -100,7 +100,7 @@ KernelOr prepareSgd(const Op& op, Shared& shared) {
       T keep = T(momentum), pull = T(decay);
       const Elem elems[3] = {elem[0], elem[1], elem[2]};
       sweep<T>(shared.pool, size, elems, in, out, {0, 2},
-               [&](int64_t n, const T* (&from)[3], T* (&to)[2]) {
+               [&](int64_t n, const T*(&from)[3], T*(&to)[2]) {
                  const T *w = from[0], *g = from[1], *m = from[2];
                  T *newW = to[0], *newM = to[1];
 #pragma omp simd
@@ -128,8 +128,8 @@ KernelOr prepareSumSquares(const Op& op, Shared& shared) {
         double sum = 0;
         for (int64_t at = begin; at < end; at += kBlock) {
           int64_t n = std::min(kBlock, end - at);
-          const T* x = loadRow(in[0], from, at, 1, n,
-                               reinterpret_cast<T*>(shared.pool.scratch(thread)));
+          const T* x =
+              loadRow(in[0], from, at, 1, n, reinterpret_cast<T*>(shared.pool.scratch(thread)));
           sum += double(dotRow(x, x, n));
         }
         parts[size_t(begin / kPiece)] = sum;

@@ -51,7 +51,7 @@ void Pool::reserveScratch(int64_t bytes) {
   if (bytes <= scratchBytes_) return;
   scratchBytes_ = (bytes + 4095) / 4096 * 4096;
   for (auto& memory : scratch_) {
-    void* p = ::operator new(size_t(scratchBytes_), std::align_val_t{64}, std::nothrow);
+    void* p = ::operator new (size_t(scratchBytes_), std::align_val_t{64}, std::nothrow);
     if (p == nullptr) llvm::report_bad_alloc_error("planc: no memory for a thread's scratch");
     memory.reset(static_cast<std::byte*>(p));
   }

@@ -33,9 +33,10 @@ class Pool {
   template <class F>
   void parallelFor(int64_t count, F&& f) {
     using Body = std::remove_reference_t<F>;
-    run(count, [](void* body, int64_t task, int thread) {
-      (*static_cast<Body*>(body))(task, thread);
-    }, const_cast<void*>(static_cast<const void*>(&f)));
+    run(
+        count,
+        [](void* body, int64_t task, int thread) { (*static_cast<Body*>(body))(task, thread); },
+        const_cast<void*>(static_cast<const void*>(&f)));
   }
   // The same over pieces of at most `piece` of [0, size): f(begin, end, thread).
   template <class F>
@@ -49,7 +50,7 @@ class Pool {
  private:
   using Task = void (*)(void* body, int64_t task, int thread);
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{64}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
 
   void run(int64_t count, Task task, void* body);

@@ -1,5 +1,6 @@
-// Rotary positions: a row of dim `by` is turned by the angles of its position. Cosines and sines are
-// computed once for all kernels of a device, in double. Tested by tests/runtime/kernels_test.cpp.
+// Rotary positions: a row of dim `by` is turned by the angles of its position. Cosines and sines
+// are computed once for all kernels of a device, in double. Tested by
+// tests/runtime/kernels_test.cpp.
 #include <cmath>
 
 #include "runtime/cpu/rows.h"
@@ -17,7 +18,9 @@ std::shared_ptr<const std::vector<T>> anglesOf(int64_t positions, int64_t width,
   std::vector<T> values;
   values.reserve(size_t(positions * width));
   for (int64_t p = 0; p < positions; ++p) {
-    auto angle = [&](int64_t i) { return double(p) * std::pow(theta, -2.0 * double(i) / double(width)); };
+    auto angle = [&](int64_t i) {
+      return double(p) * std::pow(theta, -2.0 * double(i) / double(width));
+    };
     for (int64_t i = 0; i < width / 2; ++i) values.push_back(T(std::cos(angle(i))));
     for (int64_t i = 0; i < width / 2; ++i) values.push_back(T(std::sin(angle(i))));
   }

@@ -1,7 +1,7 @@
-// Choosing experts, and the gradient of the choice's weights. Scores, shares and choices are found a
-// token at a time over the pool; handing out rows and counting capacity is one serial pass, since it
-// depends on all earlier tokens. Tokens are walked sequence by sequence, and a penalty's group is cut
-// into fixed chunks whose sums are added in order. Tested by tests/runtime/kernels_test.cpp.
+// Choosing experts, and the gradient of the choice's weights. Scores, shares and choices are found
+// a token at a time over the pool; handing out rows and counting capacity is one serial pass, since
+// it depends on all earlier tokens. Tokens are walked sequence by sequence, and a penalty's group
+// is cut into fixed chunks whose sums are added in order. Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/math.h"
 
@@ -46,7 +46,8 @@ struct Routing {
     space = Space(dims, walked);
     if (op.attrs.word("per") == "sequence") groups = tokens / positions;
     double capacity = op.attrs.number("capacity");
-    if (capacity > 0) most = int64_t(std::ceil(capacity * double(positions * top) / double(experts)));
+    if (capacity > 0)
+      most = int64_t(std::ceil(capacity * double(positions * top) / double(experts)));
   }
 
   int64_t perGroup() const { return tokens / groups; }
@@ -57,7 +58,8 @@ struct Routing {
   void eachChunk(Pool& pool, F&& visitChunk) const {
     pool.parallelFor(groups * chunksPerGroup(), [&](int64_t chunk, int thread) {
       int64_t group = chunk / chunksPerGroup(), at = chunk % chunksPerGroup() * kChunk;
-      int64_t begin = group * perGroup() + at, end = group * perGroup() + std::min(at + kChunk, perGroup());
+      int64_t begin = group * perGroup() + at,
+              end = group * perGroup() + std::min(at + kChunk, perGroup());
       visitChunk(chunk, begin, end, thread);
     });
   }
@@ -229,7 +231,7 @@ class RouteGradKernel : public Kernel {
     const int32_t* choices = static_cast<const int32_t*>(in[1]);
     r.space.each(0, r.tokens, [&](int64_t token, const int64_t* at) {
       for (int64_t k = 0; k < r.top; ++k) {
-        int32_t e = choices[at[kChoice] + k * steps_[0]];
+        int64_t e = expert(choices[at[kChoice] + k * steps_[0]]);
         ++counts_[size_t(token / r.perGroup() * r.experts + e)];
       }
     });
@@ -248,6 +250,11 @@ class RouteGradKernel : public Kernel {
  private:
   enum { kScores, kOrder, kChoice, kRow, kDgate, kResult };  // offsets of the space
 
+  // A choice is an index in memory, whatever wrote it.
+  int64_t expert(int64_t choice) const {
+    return std::clamp<int64_t>(choice, 0, routing_.experts - 1);
+  }
+
   void token(const int64_t* at, const int32_t* counts, T perChoice, T* scratch, Operands in,
              Results out) const {
     const Routing& r = routing_;
@@ -256,7 +263,7 @@ class RouteGradKernel : public Kernel {
     T total = r.score(in[0], scores_, at[kScores], score);
     std::fill_n(dscore, r.experts, T(0));
     auto chosen = [&](int64_t k) {
-      return static_cast<const int32_t*>(in[1])[at[kChoice] + k * steps_[0]];
+      return expert(static_cast<const int32_t*>(in[1])[at[kChoice] + k * steps_[0]]);
     };
     T sum = 0, dot = 0;
     for (int64_t k = 0; k < r.top; ++k) sum += score[chosen(k)];
@@ -301,8 +308,9 @@ KernelOr prepareRoute(const Op& op, Shared& shared) {
 
 KernelOr prepareRouteGrad(const Op& op, Shared& shared) {
   const Type& scores = op.operand(0)->type;
-  Routing routing(op, scores, {&op.operand(1)->type, &op.operand(2)->type, &op.operand(3)->type,
-                               &op.result()->type});
+  Routing routing(
+      op, scores,
+      {&op.operand(1)->type, &op.operand(2)->type, &op.operand(3)->type, &op.result()->type});
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<RouteGradKernel<decltype(zero)>>(op, std::move(routing), shared);
   });

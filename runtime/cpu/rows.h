@@ -38,9 +38,7 @@ class Rows {
     void store(size_t t, const T* row, void* base) const {
       storeRow(row, base, rows.elems_[t], offsets[t], rows.strides_[t], rows.size_);
     }
-    T one(size_t t, const void* base) const {
-      return loadOne<T>(base, rows.elems_[t], offsets[t]);
-    }
+    T one(size_t t, const void* base) const { return loadOne<T>(base, rows.elems_[t], offsets[t]); }
     void setOne(size_t t, T value, void* base) const {
       storeOne(value, base, rows.elems_[t], offsets[t]);
     }

@@ -63,14 +63,16 @@ void blockLoop(int64_t n, const T* a, const T* b, T* out) {
 template <class T>
 BlockLoop<T> blockLoopOf(OpKind kind) {
   switch (kind) {
-#define STEP(Kind) \
-  case OpKind::Kind: return blockLoop<T, OpKind::Kind>;
-    STEP(Add) STEP(Sub) STEP(Mul) STEP(Div) STEP(Max) STEP(Min) STEP(Ge)
-    STEP(Neg) STEP(Exp) STEP(Log) STEP(Sqrt) STEP(Rsqrt) STEP(Square)
-    STEP(Tanh) STEP(Sigmoid) STEP(Relu) STEP(Silu) STEP(Gelu) STEP(GeluTanh)
-    STEP(ReluGrad) STEP(SiluGrad) STEP(GeluGrad) STEP(GeluTanhGrad) STEP(Cast)
+#define STEP(Kind)   \
+  case OpKind::Kind: \
+    return blockLoop<T, OpKind::Kind>;
+    STEP(Add)
+    STEP(Sub) STEP(Mul) STEP(Div) STEP(Max) STEP(Min) STEP(Ge) STEP(Neg) STEP(Exp) STEP(Log)
+        STEP(Sqrt) STEP(Rsqrt) STEP(Square) STEP(Tanh) STEP(Sigmoid) STEP(Relu) STEP(Silu)
+            STEP(Gelu) STEP(GeluTanh) STEP(ReluGrad) STEP(SiluGrad) STEP(GeluGrad)
+                STEP(GeluTanhGrad) STEP(Cast)
 #undef STEP
-    default: llvm_unreachable("not an elementwise op");
+                    default : llvm_unreachable("not an elementwise op");
   }
 }
 

@@ -1,14 +1,14 @@
 // Table lookup and its gradient. The gradient sorts the tokens by id (a counting sort, stable) and
-// then each table row adds up its tokens in their order: no two threads touch a row, and the sum of a
-// row is rounded once. Ids outside the table read zeros and add nothing.
-// Tested by tests/runtime/kernels_test.cpp.
+// then each table row adds up its tokens in their order: no two threads touch a row, and the sum of
+// a row is rounded once. Ids outside the table read zeros and add nothing. Tested by
+// tests/runtime/kernels_test.cpp.
 #include "runtime/cpu/kernels.h"
 
 namespace planc::cpu {
 namespace {
 
-// The rows of a table as a looked-up tensor has them: `tokens` walks the ids' dims over {ids, rows},
-// `row` the table's own dims over {table, rows}.
+// The rows of a table as a looked-up tensor has them: `tokens` walks the ids' dims over {ids,
+// rows}, `row` the table's own dims over {table, rows}.
 struct Shape {
   Space tokens, row;
   int64_t entries, stride;  // of the table's dim `over`
@@ -45,26 +45,26 @@ KernelOr prepareLookup(const Op& op, Shared& shared) {
     using T = decltype(zero);
     return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
       int64_t step = rowsPerTask(shape.row.count());
-      shared.pool.parallelPieces(shape.tokens.count(), step, [&](int64_t begin, int64_t end,
-                                                                 int thread) {
-        T* scratch = reinterpret_cast<T*>(shared.pool.scratch(thread));
-        shape.tokens.each(begin, end, [&](int64_t, const int64_t* at) {
-          int32_t id = static_cast<const int32_t*>(in[1])[at[0]];
-          bool inside = id >= 0 && id < shape.entries;
-          for (int64_t p = 0; p < pieces; ++p) {
-            int64_t from[2];
-            shape.row.at(p * inner.size, from);
-            const T* row = scratch;
-            if (inside) {
-              row = loadRow(in[0], shape.table, id * shape.stride + from[0], inner.strides[0],
-                            inner.size, scratch);
-            } else {
-              std::fill_n(scratch, inner.size, T(0));
-            }
-            storeRow(row, out[0], shape.rows, at[1] + from[1], inner.strides[1], inner.size);
-          }
-        });
-      });
+      shared.pool.parallelPieces(
+          shape.tokens.count(), step, [&](int64_t begin, int64_t end, int thread) {
+            T* scratch = reinterpret_cast<T*>(shared.pool.scratch(thread));
+            shape.tokens.each(begin, end, [&](int64_t, const int64_t* at) {
+              int32_t id = static_cast<const int32_t*>(in[1])[at[0]];
+              bool inside = id >= 0 && id < shape.entries;
+              for (int64_t p = 0; p < pieces; ++p) {
+                int64_t from[2];
+                shape.row.at(p * inner.size, from);
+                const T* row = scratch;
+                if (inside) {
+                  row = loadRow(in[0], shape.table, id * shape.stride + from[0], inner.strides[0],
+                                inner.size, scratch);
+                } else {
+                  std::fill_n(scratch, inner.size, T(0));
+                }
+                storeRow(row, out[0], shape.rows, at[1] + from[1], inner.strides[1], inner.size);
+              }
+            });
+          });
     });
   });
 }
@@ -116,32 +116,31 @@ KernelOr prepareLookupGrad(const Op& op, Shared& shared) {
       sorted.sort(shape.tokens, static_cast<const int32_t*>(in[0]), shape.entries);
       // Small tables have few rows, with many tokens each.
       int64_t perEntry = shape.row.count() * (1 + shape.tokens.count() / shape.entries);
-      shared.pool.parallelPieces(shape.entries, rowsPerTask(perEntry), [&](int64_t first,
-                                                                           int64_t last,
-                                                                           int thread) {
-        T* sum = reinterpret_cast<T*>(shared.pool.scratch(thread));
-        T* spare = sum + (inner.size + 15) / 16 * 16;
-        for (int64_t id = first; id < last; ++id) {
-          int64_t begin = sorted.begin[size_t(id)], end = sorted.begin[size_t(id) + 1];
-          if (add && begin == end) continue;
-          for (int64_t p = 0; p < pieces; ++p) {
-            int64_t at[2];
-            shape.row.at(p * inner.size, at);
-            std::fill_n(sum, inner.size, T(0));
-            auto addRow = [&](const void* base, Elem elem, int64_t offset, int64_t stride) {
-              const T* row = loadRow(base, elem, offset, stride, inner.size, spare);
+      shared.pool.parallelPieces(
+          shape.entries, rowsPerTask(perEntry), [&](int64_t first, int64_t last, int thread) {
+            T* sum = reinterpret_cast<T*>(shared.pool.scratch(thread));
+            T* spare = sum + (inner.size + 15) / 16 * 16;
+            for (int64_t id = first; id < last; ++id) {
+              int64_t begin = sorted.begin[size_t(id)], end = sorted.begin[size_t(id) + 1];
+              if (add && begin == end) continue;
+              for (int64_t p = 0; p < pieces; ++p) {
+                int64_t at[2];
+                shape.row.at(p * inner.size, at);
+                std::fill_n(sum, inner.size, T(0));
+                auto addRow = [&](const void* base, Elem elem, int64_t offset, int64_t stride) {
+                  const T* row = loadRow(base, elem, offset, stride, inner.size, spare);
 #pragma omp simd
-              for (int64_t i = 0; i < inner.size; ++i) sum[i] += row[i];
-            };
-            for (int64_t t = begin; t < end; ++t) {
-              addRow(in[1], shape.rows, sorted.offsets[size_t(t)] + at[1], inner.strides[1]);
+                  for (int64_t i = 0; i < inner.size; ++i) sum[i] += row[i];
+                };
+                for (int64_t t = begin; t < end; ++t) {
+                  addRow(in[1], shape.rows, sorted.offsets[size_t(t)] + at[1], inner.strides[1]);
+                }
+                int64_t to = id * shape.stride + at[0];
+                if (add) addRow(out[0], shape.table, to, inner.strides[0]);
+                storeRow(sum, out[0], shape.table, to, inner.strides[0], inner.size);
+              }
             }
-            int64_t to = id * shape.stride + at[0];
-            if (add) addRow(out[0], shape.table, to, inner.strides[0]);
-            storeRow(sum, out[0], shape.table, to, inner.strides[0], inner.size);
-          }
-        }
-      });
+          });
     });
   });
 }

@@ -120,6 +120,22 @@ TEST(Ir, UseListsFollowEdits) {
   EXPECT_EQ(module.findFunction("f")->body->ops.size(), 2u);
 }
 
+TEST(Ir, TakenNamesGetNumbers) {
+  Module module;
+  std::vector<std::string> names;
+  for (int i = 0; i < 5000; ++i) {
+    Variable var;
+    var.name = "x";
+    module.addVar(std::move(var));
+  }
+  EXPECT_EQ(module.vars[0]->name, "x");
+  EXPECT_EQ(module.vars[1]->name, "x_2");
+  EXPECT_EQ(module.vars.back()->name, "x_5000");
+  module.eraseVars([](const Variable& var) { return var.name == "x"; });
+  EXPECT_EQ(module.findVar("x"), nullptr);
+  EXPECT_NE(module.findVar("x_2"), nullptr);
+}
+
 TEST(Ir, SizesSaturate) {
   Type type{Elem::F32, {{"a", int64_t{1} << 40, ""}, {"b", int64_t{1} << 40, ""}}};
   EXPECT_EQ(type.elements(), std::numeric_limits<int64_t>::max());

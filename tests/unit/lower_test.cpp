@@ -270,7 +270,7 @@ TEST(Lower, StandardModels) {
   for (const CountCase& c : cases) {
     llvm::StringRef model = llvm::StringRef(c.plan).split('(').first;
     std::string args = llvm::StringRef(c.plan).split('(').second.str();
-    std::string file = model.startswith("llama3") ? "llama3" : model.str();
+    std::string file = model.take_front(6) == "llama3" ? "llama3" : model.str();
     std::string call = args == ")" ? model.str() : c.plan;
     auto module = lowerText("import \"std/" + file + ".plan\"\nplan p of " + call + " {\n}\n");
     if (module) {

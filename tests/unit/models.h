@@ -109,6 +109,40 @@ inline const TinyModel kModels[] = {
     {"two_carried", "a[batch, seq, model] = x b[batch, seq, model] = tanh(x) repeat layer = 3 { "
                     "t[batch, seq, model] = a a = b + sigmoid(t) b = t * 0.5 } "
                     "y[batch, seq, model] = a + b"},
+    {"slot_read_by_repeat", "weight pos[seq, model] init normal(0.5) z[batch, seq, model] = x + pos "
+                            "repeat layer = 3 { x = rms_norm(x) * z } y[batch, seq, model] = x"},
+    {"slot_read_by_inner", "repeat layer = 2 { weight w[model] z[batch, seq, model] = silu(x * w) "
+                           "repeat k = 3 { x = rms_norm(x) * z } } y[batch, seq, model] = x"},
+    {"dropout_recomputed", "h[batch, seq, model] = dropout(x, 0.3) "
+                           "repeat layer = 3 { x = tanh(x) * h } y[batch, seq, model] = x",
+     "", "recompute dropout"},
+    {"inner_recomputed", "repeat layer = 2 { h[batch, seq, model] = dropout(x, 0.3) "
+                         "repeat k = 3 { x = rms_norm(x) * h } } y[batch, seq, model] = x",
+     "", "recompute layer"},
+    {"dead_value", "v[batch, seq, model] = gelu(x) + 0.5 * x y[batch, seq, model] = x"},
+    {"sum_inside_chain", "e[batch, seq, model] = exp(x) s[batch, seq] = sum(e, over = model) "
+                         "y[batch, seq, model] = x / s + e"},
+    {"sum_before_last", "h[batch, seq, model] = exp(x) m[batch, seq] = sum(h, over = model) "
+                        "g[batch, seq, model] = tanh(h) y[batch, seq, model] = g / m"},
+    {"slice_named_before", "weight a[model, left] l[batch, seq, left] = x @ a weight d[model, before] "
+                           "b[batch, seq, before] = x @ d j[batch, seq, left, before] = l * b "
+                           "s[batch, seq, part, before] = slice(j, over = left, from = 2) "
+                           "weight c[part, before, model] y[batch, seq, model] = s @ c",
+     "dim left = 5, before = 2, part = 3"},
+    {"rows_summed", "weight r[model, expert] s[batch, seq, expert] = x @ r rt = route(s, 2) "
+                    "t[expert, slot, model] = dispatch(x, rt) c[expert] = sum(t) "
+                    "o[expert, slot, model] = t * c y[batch, seq, model] = combine(o, rt)",
+     "dim expert = 3"},
+    {"rows_and_groups", "weight r[model, expert] s[batch, seq, expert] = x @ r rt = route(s, 2) "
+                        "t[expert, slot, model] = dispatch(x, rt) c[model] = sum(t) "
+                        "u[expert, slot, model] = tanh(t) d[model] = t @ u "
+                        "y[batch, seq, model] = x * c + d",
+     "dim expert = 3"},
+    {"rows_by_groups", "weight r[model, expert] s[batch, seq, expert] = x @ r rt = route(s, 2) "
+                       "t[expert, slot, model] = dispatch(x, rt) weight g[expert] init normal(0.5) "
+                       "c[expert, model] = t @ g o[expert, slot, model] = t * c "
+                       "y[batch, seq, model] = combine(o, rt)",
+     "dim expert = 3"},
     {"moe", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1)", "dim expert = 4, ffn = 6"},
     {"moe_layers", "repeat layer = 2 { x = x + moe(norm(x), top = 2, balance = 0.05) } "
                    "y[batch, seq, model] = x", "dim expert = 4, ffn = 6"},
