@@ -298,8 +298,12 @@ class EinsumKernel : public Kernel {
   void runTask(int64_t group, int64_t task, const Run& run, int thread) const {
     Extent e = extent(group, run);
     int64_t tilesM = pieces(e.m, plan_.tileM), tilesN = pieces(e.n, plan_.tileN);
-    // Neighbouring tasks share their tile of b.
-    int64_t m = task % tilesM * plan_.tileM, n = task / tilesM % tilesN * plan_.tileN;
+    // Pairs of rows of tiles, so that neighbouring tasks share a tile of b and yet a thread's part of
+    // the tasks is a part of the rows.
+    int64_t index = task % (tilesM * tilesN), pair = index / (2 * tilesN);
+    int64_t inPair = std::min<int64_t>(2, tilesM - 2 * pair);
+    index -= pair * 2 * tilesN;
+    int64_t m = (2 * pair + index % inPair) * plan_.tileM, n = index / inPair * plan_.tileN;
     int64_t start[3];
     place(plan_.outer, task / (tilesM * tilesN), start);
     for (int t : {A, B, C}) start[t] += m * plan_.m.strides[t] + n * plan_.n.strides[t];

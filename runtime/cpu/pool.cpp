@@ -1,4 +1,4 @@
-// The thread pool. A job is published in `ticket_` and its tasks are claimed from it one by one.
+// The thread pool. A job's tasks are claimed one by one from tickets, one for each thread's part.
 // Between jobs workers spin for some 50 us, as long as the gaps between a program's kernels, and
 // then sleep on a futex. Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cpu/pool.h"
@@ -36,6 +36,7 @@ int usableThreads() {
 
 Pool::Pool(int threads) {
   scratch_.resize(size_t(threads > 0 ? threads : usableThreads()));
+  tickets_ = std::vector<Ticket>(scratch_.size());
   reserveScratch(1 << 20);
   for (int i = 1; i < this->threads(); ++i) workers_.emplace_back([this, i] { serve(i); });
 }
@@ -62,14 +63,17 @@ void Pool::run(int64_t count, Task task, void* body) {
     for (int64_t i = 0; i < count; ++i) task(body, i, 0);
     return;
   }
-  uint32_t job = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  uint32_t job = job_.load(std::memory_order_relaxed) + 1;
   // Closed while the fields change: who reads a new field must fail to claim an old ticket.
-  ticket_.store(uint64_t(job) << 32 | kClosed);
+  for (Ticket& ticket : tickets_) ticket.next.store(uint64_t(job) << 32 | kClosed);
   task_.store(task, std::memory_order_release);
   body_.store(body, std::memory_order_release);
   count_.store(count, std::memory_order_release);
   finished_.store(0, std::memory_order_relaxed);
-  ticket_.store(uint64_t(job) << 32);
+  for (int t = 0; t < threads(); ++t) {
+    tickets_[size_t(t)].next.store(uint64_t(job) << 32 | uint64_t(count * t / threads()));
+  }
+  job_.store(job);
   if (sleepers_.load() > 0) {
     wake_.fetch_add(1);
     wake_.notify_all();
@@ -82,12 +86,16 @@ void Pool::takeTasks(uint32_t job, int thread) {
   Task task = task_.load(std::memory_order_acquire);
   void* body = body_.load(std::memory_order_acquire);
   int64_t count = count_.load(std::memory_order_acquire);
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  while (uint32_t(ticket >> 32) == job && int64_t(ticket & kClosed) < count) {
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
-    task(body, int64_t(ticket & kClosed), thread);
-    finished_.fetch_add(1, std::memory_order_release);
-    ticket = ticket_.load(std::memory_order_acquire);
+  for (int part = thread, left = threads(); left > 0; --left, part = (part + 1) % threads()) {
+    std::atomic<uint64_t>& next = tickets_[size_t(part)].next;
+    int64_t end = count * (part + 1) / threads();
+    uint64_t ticket = next.load(std::memory_order_acquire);
+    while (uint32_t(ticket >> 32) == job && int64_t(ticket & kClosed) < end) {
+      if (!next.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+      task(body, int64_t(ticket & kClosed), thread);
+      finished_.fetch_add(1, std::memory_order_release);
+      ticket = next.load(std::memory_order_acquire);
+    }
   }
 }
 
@@ -95,24 +103,22 @@ void Pool::serve(int thread) {
   uint32_t last = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
     auto until = std::chrono::steady_clock::now() + kSpin;
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    auto isNew = [&] { return uint32_t(ticket >> 32) != last && (ticket & kClosed) != kClosed; };
-    while (!isNew() && std::chrono::steady_clock::now() < until) {
-      for (int i = 0; i < 16 && !isNew(); ++i) {
+    uint32_t job = job_.load(std::memory_order_acquire);
+    while (job == last && std::chrono::steady_clock::now() < until) {
+      for (int i = 0; i < 16 && job == last; ++i) {
         pause();
-        ticket = ticket_.load(std::memory_order_acquire);
+        job = job_.load(std::memory_order_acquire);
       }
     }
-    if (!isNew()) {
+    if (job == last) {
       // Announced before the last look, so that the caller either is seen or sees a sleeper.
       uint32_t wake = wake_.load();
       sleepers_.fetch_add(1);
-      ticket = ticket_.load();
-      if (!isNew() && !stop_.load()) wake_.wait(wake);
+      if (job_.load() == last && !stop_.load()) wake_.wait(wake);
       sleepers_.fetch_sub(1);
       continue;
     }
-    last = uint32_t(ticket >> 32);
+    last = job;
     takeTasks(last, thread);
   }
 }

@@ -1,6 +1,7 @@
-// Threads that share the tasks of one job at a time; the caller takes part. Which thread runs which
-// task is left to chance, so tasks must not depend on it: kernels cut their work into fixed tasks
-// and results are the same, to the bit, for any number of threads.
+// Threads that share the tasks of one job at a time; the caller takes part. Each thread begins with
+// its own part of the tasks, so that kernels which cut a tensor alike find it in their own cache, and
+// then takes from the others'. Tasks must not depend on the thread: kernels cut their work into fixed
+// tasks, and results are the same, to the bit, for any number of threads.
 #pragma once
 
 #include <atomic>
@@ -53,13 +54,18 @@ class Pool {
     void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
 
+  // The job's number and the next task of one thread's part: (job << 32) | task. Claiming is one
+  // compare-and-swap, so a late thread can never take a task of a job that has ended.
+  struct alignas(64) Ticket {
+    std::atomic<uint64_t> next{0};
+  };
+
   void run(int64_t count, Task task, void* body);
   void serve(int thread);
   void takeTasks(uint32_t job, int thread);
 
-  // The job's number and its next task: (job << 32) | task. Claiming is one compare-and-swap, so a
-  // late thread can never take a task of a job that has ended.
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  std::vector<Ticket> tickets_;
+  alignas(64) std::atomic<uint32_t> job_{0};  // published when its tickets are open
   alignas(64) std::atomic<int64_t> finished_{0};
   alignas(64) std::atomic<Task> task_{nullptr};
   std::atomic<void*> body_{nullptr};
