@@ -394,7 +394,7 @@ const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, D
   }
   if (names.size() == 1) return scope.ownPlans.front();
   if (names.empty())
-    diags.report(Loc{}, Diag::NoPlan).suggest("add one, such as: plan train of gpt2 {{ }");
+    diags.report(Loc{}, Diag::NoPlan).suggest("add one: plan NAME of MODEL { }");
   else
     diags.report(Loc{}, Diag::SeveralPlans, names.size(), llvm::join(names, ", "))
         .suggest("choose one with --plan");

@@ -409,6 +409,14 @@ Item Lowering::contract(Item a, Item b, const Wanted& keep, Loc loc) {
       if (!dim.isRagged() || other.has(dim.name) || keep.find(dim.name)) rest.push_back(dim);
     if (rest.size() < item.value->type.dims.size()) item = sumTo(item, rest, loc);
   };
+  for (const Item* item : {&a, &b}) {
+    const Type& other = (item == &a ? b : a).value->type;
+    for (const Dim& dim : item->value->type.dims)
+      if (!dim.isRagged() && !other.has(dim.name) && !keep.find(dim.name))
+        diags_.report(loc, Diag::SumsAlone, dim.name)
+            .suggest("declare a result that has '" + dim.name + "', or say sum(..., over = " +
+                     dim.name + ")");
+  }
   sumOwnRows(a, b.value->type);
   sumOwnRows(b, a.value->type);
   llvm::SmallVector<Dim, 4> all = a.value->type.dims, kept;

@@ -120,6 +120,8 @@ std::optional<llvm::SmallVector<Dim, 4>> Lowering::resolveDims(llvm::ArrayRef<as
         Message& message = error(ident.loc, Diag::DimTwice, dim->name);
         if (ident.text != dim->name)
           message.suggest("'" + ident.text + "' is the caller's '" + dim->name + "' here");
+        else
+          message.suggest("give the second another name of the same size: dim other = " + dim->name);
         good = false;
       }
     result.push_back(*dim);

@@ -242,6 +242,10 @@ void Autodiff::run() {
     diags_.report({}, Diag::NothingToDifferentiate);
     return;
   }
+  if (module_.findFunction("backward")) {
+    diags_.report({}, Diag::AlreadyDifferentiated);
+    return;
+  }
   Elem gradientElem = elemByName(module_.settings.word("gradients")).value_or(Elem::F32);
   size_t weights = module_.vars.size();
   for (size_t i = 0; i < weights; ++i) {

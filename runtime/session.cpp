@@ -254,6 +254,7 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
   if (!in) return in.takeError();
   for (const auto& [name, entry] : in->tensors()) {
     const Variable* var = program_.findVar(name);
+    if (var && var->kind == VarKind::Moment) continue;  // a checkpoint's optimizer state
     if (!var || (var->kind != VarKind::Weight && var->kind != VarKind::Input))
       return fileError(tensors, "'" + name + "' is no weight or input of this plan");
   }

@@ -153,6 +153,8 @@ Exit train(Session& session, const TokenFile& data, std::optional<StepLog>& log)
     if (llvm::Error error = session.save(saveFolder)) return fail(std::move(error));
   if (trace)
     if (llvm::Error error = trace->close()) return fail(std::move(error));
+  if (!saveFolder.empty())
+    llvm::outs() << "saved step " << session.stepsDone() << " in " << saveFolder << '\n';
   if (!records.empty()) report(records, session);
   if (stopRequested)
     return planc::fail(kTool,

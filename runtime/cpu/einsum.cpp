@@ -298,8 +298,8 @@ class EinsumKernel : public Kernel {
   void runTask(int64_t group, int64_t task, const Run& run, int thread) const {
     Extent e = extent(group, run);
     int64_t tilesM = pieces(e.m, plan_.tileM), tilesN = pieces(e.n, plan_.tileN);
-    // Pairs of rows of tiles, so that neighbouring tasks share a tile of b and yet a thread's part of
-    // the tasks is a part of the rows.
+    // Pairs of rows of tiles, so that neighbouring tasks share a tile of b and yet a thread's part
+    // of the tasks is a part of the rows.
     int64_t index = task % (tilesM * tilesN), pair = index / (2 * tilesN);
     int64_t inPair = std::min<int64_t>(2, tilesM - 2 * pair);
     index -= pair * 2 * tilesN;

@@ -1,7 +1,7 @@
 // Threads that share the tasks of one job at a time; the caller takes part. Each thread begins with
-// its own part of the tasks, so that kernels which cut a tensor alike find it in their own cache, and
-// then takes from the others'. Tasks must not depend on the thread: kernels cut their work into fixed
-// tasks, and results are the same, to the bit, for any number of threads.
+// its own part of the tasks, so that kernels which cut a tensor alike find it in their own cache,
+// and then takes from the others'. Tasks must not depend on the thread: kernels cut their work into
+// fixed tasks, and results are the same, to the bit, for any number of threads.
 #pragma once
 
 #include <atomic>

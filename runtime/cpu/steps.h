@@ -67,10 +67,11 @@ BlockLoop<T> blockLoopOf(OpKind kind) {
   case OpKind::Kind: \
     return blockLoop<T, OpKind::Kind>;
     STEP(Add)
-    STEP(Sub) STEP(Mul) STEP(Div) STEP(Max) STEP(Min) STEP(Ge) STEP(Neg) STEP(Exp) STEP(Log)
-        STEP(Sqrt) STEP(Rsqrt) STEP(Square) STEP(Tanh) STEP(Sigmoid) STEP(Relu) STEP(Silu)
-            STEP(Gelu) STEP(GeluTanh) STEP(ReluGrad) STEP(SiluGrad) STEP(GeluGrad)
-                STEP(GeluTanhGrad) STEP(Cast)
+    STEP(Sub)
+    STEP(Mul) STEP(Div) STEP(Max) STEP(Min) STEP(Ge) STEP(Neg) STEP(Exp) STEP(Log) STEP(Sqrt)
+        STEP(Rsqrt) STEP(Square) STEP(Tanh) STEP(Sigmoid) STEP(Relu) STEP(Silu) STEP(Gelu)
+            STEP(GeluTanh) STEP(ReluGrad) STEP(SiluGrad) STEP(GeluGrad) STEP(GeluTanhGrad)
+                STEP(Cast)
 #undef STEP
                     default : llvm_unreachable("not an elementwise op");
   }
