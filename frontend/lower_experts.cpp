@@ -23,7 +23,8 @@ Item Lowering::lowerRoute(BoundArgs& args) {
         .suggest("'top' may be 1 to " + std::to_string(over.size));
     return poison();
   }
-  double capacity = args[7].number;
+  // A token goes to an expert at most once, so more than the experts' number limits nothing.
+  double capacity = std::min(args[7].number, double(over.size));
   bool perSequence = args[8].word == "sequence";
   auto routing = std::make_shared<Routing>();
   routing->expert = over;

@@ -486,7 +486,8 @@ Error Shapes::route() const {
   std::string score = word("score"), per = word("per");
   if (score != "softmax" && score != "sigmoid") return broken("unknown score '" + score + "'");
   if (per != "sequence" && per != "microbatch") return broken("unknown group '" + per + "'");
-  TRY(needs("seq", 0));
+  if (op_.attrs.has("seq") || op_.attrs.number("capacity") > 0 || per == "sequence")
+    TRY(needs("seq", 0));
   if (!op_.operand(0)->type.grouping().empty()) return broken("cannot route packed rows");
   Dims choices = less(in(0), {over});
   if (findDim(choices, "choice")) return broken("the scores have a dim 'choice'");

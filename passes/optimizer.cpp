@@ -72,7 +72,7 @@ void precision(Module& module, Diagnostics&) {
   }
 }
 
-void optimizer(Module& module, Diagnostics&) {
+void optimizer(Module& module, Diagnostics& diags) {
   const Attrs& settings = module.settings;
   std::vector<Variable*> weights;
   llvm::DenseMap<const Variable*, Variable*> gradients, copies;
@@ -82,6 +82,11 @@ void optimizer(Module& module, Diagnostics&) {
     if (var->kind == VarKind::Copy) copies[module.findVar(var->of)] = var.get();
   }
   if (weights.empty()) return;
+  for (const Variable* weight : weights)
+    if (!gradients.lookup(weight) || module.findFunction("update")) {
+      diags.report({}, Diag::PassOrder, "optimizer", "a module just differentiated by 'autodiff'");
+      return;
+    }
   Elem elem = weights[0]->type.elem;
   Type scalar{elem, {}};
   Variable* step = module.findVar("step");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -71,6 +72,19 @@ void inParallel(int64_t count, F&& body) {
   for (unsigned t = 0; t < threads; ++t)
     workers.emplace_back([&, t] { body(count * t / threads, count * (t + 1) / threads); });
   for (std::thread& worker : workers) worker.join();
+}
+
+bool isFinite(const Variable& var, const std::byte* data) {
+  // Bit by bit: the exponent of an infinity or a NaN is all ones.
+  bool isFinite = true;
+  int64_t count = var.type.elements();
+  if (var.type.elem == Elem::F64) {
+    for (int64_t i = 0; i < count; ++i) isFinite &= std::isfinite(fetch(Elem::F64, data, i));
+    return isFinite;
+  }
+  const auto* words = reinterpret_cast<const uint32_t*>(data);
+  for (int64_t i = 0; i < count; ++i) isFinite &= (words[i] & 0x7f800000) != 0x7f800000;
+  return isFinite;
 }
 
 bool isState(const Variable& var) {
@@ -159,6 +173,7 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
   std::string stepText = checkpoint->metadata("planc.step");
   if (!stepText.empty() && (llvm::StringRef(stepText).getAsInteger(10, step) || step < 0))
     return fileError(file, "its step '" + stepText + "' is no number");
+  if (step >= kMaxStep) return fileError(file, "its step " + stepText + " is the last one there is");
   for (const auto& var : program_.vars)
     if (isState(*var) && (var->kind == VarKind::Weight || hasMoments))
       if (llvm::Error error = checkpoint->read(var->name, var->type, interpreter_->data(*var)))
@@ -174,9 +189,23 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
   return llvm::Error::success();
 }
 
-llvm::Error Session::save(llvm::StringRef folder) const {
-  if (std::error_code error = llvm::sys::fs::create_directories(folder))
+llvm::Error Session::prepareFolder(llvm::StringRef folder) {
+  namespace fs = llvm::sys::fs;
+  if (std::error_code error = fs::create_directories(folder, true, fs::perms::all_all))
     return fileError(folder, error.message());
+  if (!fs::is_directory(folder)) return fileError(folder, "is no folder");
+  if (std::error_code error = fs::access(folder, fs::AccessMode::Write))
+    return fileError(folder, "cannot write there: " + error.message());
+  return llvm::Error::success();
+}
+
+llvm::Error Session::save(llvm::StringRef folder) const {
+  if (llvm::Error error = prepareFolder(folder)) return error;
+  // A checkpoint that can't be trained on must not replace one that can.
+  for (const auto& var : program_.vars)
+    if (isState(*var) && !isFinite(*var, interpreter_->data(*var)))
+      return fileError(folder, "'" + var->name + "' is not finite after step " +
+                                   std::to_string(step_) + "; nothing was saved");
   llvm::SmallString<128> path(folder);
   llvm::sys::path::append(path, kCheckpoint);
   std::vector<TensorSource> tensors;

@@ -15,6 +15,9 @@
 
 namespace planc {
 
+// Steps are counted in an i32.
+inline constexpr int64_t kMaxStep = INT32_MAX;
+
 class Session {
  public:
   // Prepares the program; weights are not set yet. Both must outlive the session.
@@ -25,6 +28,8 @@ class Session {
   // Weights, optimizer state and step from a checkpoint (a folder or a file). A file without
   // optimizer state (weights from elsewhere) starts it at zero; `note` then says so.
   llvm::Error load(llvm::StringRef path, std::string& note);
+  // Makes a folder for checkpoints and sees that it can be written to.
+  static llvm::Error prepareFolder(llvm::StringRef folder);
   // Weights, optimizer state and step into `folder`/checkpoint.safetensors, whole or not at all.
   llvm::Error save(llvm::StringRef folder) const;
 

@@ -70,8 +70,9 @@ cl::opt<bool> dumpModel("model", cl::desc("The model-level IR instead of the ran
                         cl::cat(category), cl::sub(dumpCommand));
 cl::opt<long long> dumpRank("rank", cl::init(0), cl::desc("Which rank's program"),
                             cl::value_desc("R"), cl::cat(category), cl::sub(dumpCommand));
-cl::opt<bool> noLocations("no-locations", cl::desc("Leave out places in the plan"),
-                          cl::cat(category), cl::sub(dumpCommand), cl::sub(optCommand));
+cl::opt<bool> noLocations("no-locations", cl::desc("Leave out places in the plan from IR text"),
+                          cl::cat(category), cl::sub(compileCommand), cl::sub(dumpCommand),
+                          cl::sub(optCommand));
 cl::opt<bool> fmtCheck("check", cl::desc("Write nothing; exit 1 if a file is not canonical"),
                        cl::cat(category), cl::sub(fmtCommand));
 cl::opt<bool> fmtInPlace("i", cl::desc("Rewrite the files instead of printing"), cl::cat(category),
@@ -90,6 +91,11 @@ bool pairs(const cl::list<std::string>& list, llvm::StringRef option,
       fail(kTool, option + " takes name=value, not '" + text + "'");
       return false;
     }
+    for (const auto& [seen, first] : into)
+      if (seen == name) {
+        fail(kTool, option + " gives '" + name + "' twice");
+        return false;
+      }
     into.push_back({name.str(), value.str()});
   }
   return true;
@@ -122,6 +128,10 @@ std::optional<PassOptions> passOptions() {
   }
   if (!dumpAfter.empty() && dumpAfter != "all" && !isPass(dumpAfter)) {
     fail(kTool, "there is no pass '" + dumpAfter + "'; 'planc passes' lists them");
+    return std::nullopt;
+  }
+  if (bisect.getNumOccurrences() > 0 && bisect < 0) {
+    fail(kTool, "--bisect takes a number from 0");
     return std::nullopt;
   }
   options.dumpAfter = dumpAfter;
@@ -157,10 +167,25 @@ Exit transform(Module& module, const PassOptions& options, Diagnostics& diags) {
               kFault);
 }
 
+// The module as IR text, to -o or standard output.
+Exit writeText(const Module& module) {
+  std::string text;
+  llvm::raw_string_ostream out(text);
+  PrintOptions options;
+  options.locations = !noLocations;
+  printModule(module, out, options);
+  out.flush();
+  if (llvm::Error error = writeOutput(output.empty() ? "-" : output.getValue(), text))
+    return fail(kTool, llvm::toString(std::move(error)));
+  return kYes;
+}
+
 Exit compile() {
   auto options = compileOptions();
   auto passes = passOptions();
   if (!options || !passes) return kUsage;
+  if (isSameFile(output, input))
+    return fail(kTool, "-o '" + output + "' would overwrite the plan", kUsage);
   Diagnostics diags;
   auto files = readPlan(input, diags);
   std::unique_ptr<Module> module;
@@ -169,8 +194,8 @@ Exit compile() {
   std::unique_ptr<Module> model = cloneModule(*module);
   if (Exit code = transform(*module, *passes, diags); code != kYes) return code;
   if (module->level != Level::Rank) {  // passes were left out: show what there is
-    if (passes->dumpAfter.empty() && passes->dumpDir.empty()) printModule(*module, llvm::outs());
-    return kYes;
+    bool isShown = !passes->dumpAfter.empty() || !passes->dumpDir.empty();
+    return isShown && output.empty() ? kYes : writeText(*module);
   }
   std::string path = output;
   if (path.empty()) {
@@ -225,15 +250,7 @@ Exit opt() {
   }
   if (!passes->passes.empty())
     if (Exit code = transform(*module, *passes, planDiags); code != kYes) return code;
-  std::string result;
-  llvm::raw_string_ostream out(result);
-  PrintOptions options;
-  options.locations = !noLocations;
-  printModule(*module, out, options);
-  out.flush();
-  if (llvm::Error error = writeOutput(output.empty() ? "-" : output.getValue(), result))
-    return fail(kTool, llvm::toString(std::move(error)));
-  return kYes;
+  return writeText(*module);
 }
 
 Exit format() {
@@ -288,6 +305,7 @@ Exit listPasses() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  reportLostOutput();
   cl::SetVersionPrinter([](llvm::raw_ostream& out) { out << "planc 0.1.0\n"; });
   for (cl::SubCommand* command : cl::getRegisteredSubcommands())
     cl::HideUnrelatedOptions(category, *command);

@@ -125,6 +125,7 @@ Exit train(Session& session, const TokenFile& data, std::optional<StepLog>& log)
   }
   std::signal(SIGINT, requestStop);
   std::signal(SIGTERM, requestStop);
+  std::signal(SIGHUP, requestStop);
   Progress progress(steps);
   std::vector<StepRecord> records;
   double elapsed = 0;
@@ -140,8 +141,8 @@ Exit train(Session& session, const TokenFile& data, std::optional<StepLog>& log)
     progress.show(*record);
     if (log)
       if (llvm::Error error = log->write(*record)) return fail(std::move(error));
-    if (!std::isfinite(record->loss))
-      return planc::fail(kTool, "the loss of step " + llvm::Twine(record->step) +
+    if (!std::isfinite(record->loss) || !std::isfinite(record->gradientNorm))
+      return planc::fail(kTool, "the loss or the gradient of step " + llvm::Twine(record->step) +
                                     " is not finite; it was not saved");
     saved = false;
     if (!saveFolder.empty() && saveEvery > 0 && record->step % saveEvery == 0) {
@@ -164,7 +165,17 @@ Exit train(Session& session, const TokenFile& data, std::optional<StepLog>& log)
 
 Exit run() {
   if (dataPath.empty()) return planc::fail(kTool, "--data FILE is needed", kUsage);
-  if (steps < 1) return planc::fail(kTool, "--steps takes a number from 1", kUsage);
+  if (steps < 1 || steps > kMaxStep)
+    return planc::fail(kTool, "--steps takes a number from 1 to 2147483647", kUsage);
+  for (const cl::opt<std::string>* option : {&dataPath, &saveFolder, &loadPath, &logPath, &tracePath})
+    if (option->getNumOccurrences() > 0 && option->empty())
+      return planc::fail(kTool, "--" + option->ArgStr + " is empty", kUsage);
+  for (llvm::StringRef out : {llvm::StringRef(logPath), llvm::StringRef(tracePath)})
+    for (llvm::StringRef in : {llvm::StringRef(input), llvm::StringRef(dataPath)})
+      if (isSameFile(out, in))
+        return planc::fail(kTool, "'" + out + "' would be overwritten, and is read", kUsage);
+  if (isSameFile(logPath, tracePath))
+    return planc::fail(kTool, "--log and --trace name the same file", kUsage);
   if (saveEvery < 0 || (saveEvery > 0 && saveFolder.empty()))
     return planc::fail(kTool, "--save-every takes a number from 1, with --save DIR", kUsage);
   if (commName != "threads")
@@ -172,6 +183,8 @@ Exit run() {
                        kUsage);
   auto planx = open(input);
   if (!planx) return fail(planx.takeError());
+  if (!saveFolder.empty())
+    if (llvm::Error error = Session::prepareFolder(saveFolder)) return fail(std::move(error));
   auto data = TokenFile::open(dataPath);
   if (!data) return fail(data.takeError());
   std::unique_ptr<Device> device = makeCpuDevice(threads);
@@ -196,6 +209,8 @@ Exit run() {
 }
 
 Exit evaluate() {
+  if (isSameFile(output, input) || isSameFile(output, tensorsPath))
+    return planc::fail(kTool, "'" + output + "' would be overwritten, and is read", kUsage);
   auto planx = open(input);
   if (!planx) return fail(planx.takeError());
   std::unique_ptr<Device> device = makeCpuDevice(threads);
@@ -208,6 +223,7 @@ Exit evaluate() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  reportLostOutput();
   cl::SetVersionPrinter([](llvm::raw_ostream& out) { out << "planrun 0.1.0\n"; });
   for (cl::SubCommand* command : cl::getRegisteredSubcommands())
     cl::HideUnrelatedOptions(category, *command);

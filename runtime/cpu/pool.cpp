@@ -1,6 +1,7 @@
 // The thread pool. A job's tasks are claimed one by one from tickets, one for each thread's part.
-// Between jobs workers spin for some 50 us, as long as the gaps between a program's kernels, and
-// then sleep on a futex. Tested by tests/runtime/kernels_test.cpp.
+// Between jobs workers spin for some 50 us, as long as the gaps between a program's kernels, then
+// spin on while they let others run (which keeps them on a processor of their own when others are
+// busy), and after a millisecond sleep on a futex. Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cpu/pool.h"
 
 #include <sched.h>
@@ -15,7 +16,6 @@ namespace {
 
 // A ticket of a job that hands out no tasks (yet).
 constexpr uint64_t kClosed = 0xFFFFFFFF;
-constexpr auto kSpin = std::chrono::microseconds(50);
 
 void pause() {
 #if defined(__x86_64__)
@@ -23,6 +23,24 @@ void pause() {
 #else
   std::atomic_signal_fence(std::memory_order_seq_cst);
 #endif
+}
+
+// Waits until `done()`, at most a millisecond if it `givesUp`. First without a pause for others, then
+// letting them run: a thread that holds the last task may be waiting for this processor.
+template <class F>
+bool spinUntil(F&& done, bool givesUp) {
+  using Clock = std::chrono::steady_clock;
+  auto start = Clock::now();
+  while (!done()) {
+    for (int i = 0; i < 16; ++i) {
+      if (done()) return true;
+      pause();
+    }
+    auto waited = Clock::now() - start;
+    if (waited > std::chrono::microseconds(50)) sched_yield();
+    if (givesUp && waited > std::chrono::milliseconds(1)) return false;
+  }
+  return true;
 }
 
 int usableThreads() {
@@ -79,7 +97,7 @@ void Pool::run(int64_t count, Task task, void* body) {
     wake_.notify_all();
   }
   takeTasks(job, 0);
-  while (finished_.load(std::memory_order_acquire) != count) pause();
+  spinUntil([&] { return finished_.load(std::memory_order_acquire) == count; }, false);
 }
 
 void Pool::takeTasks(uint32_t job, int thread) {
@@ -102,14 +120,12 @@ void Pool::takeTasks(uint32_t job, int thread) {
 void Pool::serve(int thread) {
   uint32_t last = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
-    auto until = std::chrono::steady_clock::now() + kSpin;
-    uint32_t job = job_.load(std::memory_order_acquire);
-    while (job == last && std::chrono::steady_clock::now() < until) {
-      for (int i = 0; i < 16 && job == last; ++i) {
-        pause();
-        job = job_.load(std::memory_order_acquire);
-      }
-    }
+    uint32_t job = last;
+    auto isNew = [&] {
+      job = job_.load(std::memory_order_acquire);
+      return job != last || stop_.load(std::memory_order_relaxed);
+    };
+    spinUntil(isNew, true);
     if (job == last) {
       // Announced before the last look, so that the caller either is seen or sees a sleeper.
       uint32_t wake = wake_.load();

@@ -4,6 +4,7 @@
 #include "runtime/io/file.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -120,12 +121,27 @@ llvm::Error File::close() {
   return llvm::Error::success();
 }
 
+// Removes what writers left beside a file that were killed: temporary files whose process is gone.
+static void removeLeftovers(llvm::StringRef target) {
+  llvm::StringRef parent = llvm::sys::path::parent_path(target);
+  std::string start = (".tmp-" + llvm::sys::path::filename(target) + "-").str();
+  std::error_code error;
+  llvm::sys::fs::directory_iterator at(parent.empty() ? "." : parent, error), end;
+  for (; !error && at != end; at.increment(error)) {
+    llvm::StringRef name = llvm::sys::path::filename(at->path());
+    int pid = 0;
+    bool isOurs = name.consume_front(start) && !name.getAsInteger(10, pid) && pid > 0;
+    if (isOurs && ::kill(pid, 0) != 0 && errno == ESRCH) ::unlink(at->path().c_str());
+  }
+}
+
 llvm::Expected<ReplacingFile> ReplacingFile::create(llvm::StringRef path) {
   llvm::SmallString<128> target(path);
   // Fails where nothing is yet, and leaves the path as it came.
   if (llvm::sys::fs::real_path(path, target)) target = path;
   struct stat status;
   bool isOther = ::stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
+  if (!isOther) removeLeftovers(target);
   llvm::Expected<File> file =
       File::openWrite(isOther ? std::string(target) : temporaryName(target));
   if (!file) return file.takeError();
