@@ -2,7 +2,9 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -35,13 +37,16 @@ inline std::unique_ptr<Module> compileFile(const std::string& path,
 // A plan given as text. It is written to a file, since reading takes paths.
 inline std::unique_ptr<Module> compileText(const std::string& text,
                                            const CompileOptions& options = {}) {
-  std::string path = ::testing::TempDir() + "compile_text.plan";
+  // ctest runs tests side by side: each process has its own file.
+  std::string path = ::testing::TempDir() + "plan-" + std::to_string(::getpid()) + ".plan";
   std::error_code error;
   {
     llvm::raw_fd_ostream out(path, error);
     out << text;
   }
-  return compileFile(path, options);
+  auto module = compileFile(path, options);
+  std::remove(path.c_str());
+  return module;
 }
 
 inline void runAll(Module& module, std::vector<std::string> passes = {}) {
