@@ -6,6 +6,7 @@
 #include <set>
 
 #include "compile.h"
+#include "models.h"
 
 namespace planc {
 namespace {
@@ -100,6 +101,17 @@ TEST(Memory, NoLiveValueIsOverwritten) {
     Checker checker(*module);
     for (const auto& call : module->schedule) checker.run(*module->findFunction(call.function)->body);
     EXPECT_GT(checker.checked, 50) << plan;
+  }
+}
+
+TEST(Memory, NoLiveValueIsOverwrittenInTinyModels) {
+  for (const test::TinyModel& row : test::kModels) {
+    auto module = test::compileText(test::planText(row, "microbatches 2"));
+    ASSERT_TRUE(module) << row.name;
+    test::runAll(*module);
+    Checker checker(*module);
+    for (const auto& call : module->schedule) checker.run(*module->findFunction(call.function)->body);
+    EXPECT_GT(checker.checked, 10) << row.name;
   }
 }
 
