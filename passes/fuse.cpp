@@ -52,7 +52,7 @@ class Fuser {
       if (isMember(*op)) join(*op);
     std::vector<Group*> groups;
     for (auto& group : groups_)
-      if (group && group->ops.size() > 1) groups.push_back(group.get());
+      if (group->ops.size() > 1) groups.push_back(group.get());
     for (Group* group : groups) rewrite(*group);
   }
 
@@ -84,7 +84,7 @@ class Fuser {
       other->ops.insert(other->ops.end(), group->ops.begin(), group->ops.end());
       llvm::sort(other->ops, [&](Op* a, Op* b) { return position_[a] < position_[b]; });
       other->hasSum |= group->hasSum;
-      llvm::erase_if(groups_, [&](const auto& g) { return g.get() == group; });
+      group->ops.clear();
       group = other;
     }
   }
@@ -178,11 +178,10 @@ class Fuser {
     // Users before what they use.
     llvm::sort(group.ops, [&](Op* a, Op* b) { return position_[a] > position_[b]; });
     for (Op* op : group.ops) op->erase();
-    for (size_t i = 0; i < block_.ops.size(); ++i) position_[block_.ops[i]] = i;
   }
 
   Block& block_;
-  llvm::DenseMap<const Op*, size_t> position_;
+  llvm::DenseMap<const Op*, size_t> position_;  // before any rewriting: order does not change
   llvm::DenseMap<const Op*, Group*> group_;
   std::vector<std::unique_ptr<Group>> groups_;
 };
