@@ -153,15 +153,16 @@ bool MemoryPlan::canForward(const Op& write) const {
   return true;
 }
 
+// Whether an op reads each element before it writes there; a fused op does unless it ends in a sum.
+static bool worksInPlace(const Op& op) {
+  if (op.kind != OpKind::Fused) return op.has(InPlace);
+  return llvm::none_of(op.body->ops, [](const Op* inner) { return inner->kind == OpKind::Sum; });
+}
+
 // The operand on which a result may lie: same layout, dying here, and not shared.
 const Value* MemoryPlan::dyingOperand(const Op& op, unsigned resultIndex) const {
   const Value* result = op.results()[resultIndex];
-  bool inPlace = op.has(InPlace);
-  if (op.kind == OpKind::Fused) {
-    inPlace = true;
-    for (const Op* inner : op.body->ops) inPlace &= inner->kind != OpKind::Sum;
-  }
-  if (!inPlace || op.kind == OpKind::AdamW || op.kind == OpKind::Sgd) return nullptr;
+  if (!worksInPlace(op) || op.kind == OpKind::AdamW || op.kind == OpKind::Sgd) return nullptr;
   for (const Value* operand : op.operands()) {
     if (operand->type != result->type || !operand->def() || operand->block() != op.parent() ||
         lastUse(operand) > start_.lookup(&op) || llvm::count(op.operands(), operand) > 1)
@@ -251,12 +252,7 @@ size_t MemoryPlan::usesInside(const Value* value, const Op& repeat) const {
 }
 
 bool MemoryPlan::canLieOn(const Op& op, const Value& operand, const Value& result) const {
-  bool inPlace = op.has(InPlace);
-  if (op.kind == OpKind::Fused) {
-    inPlace = true;
-    for (const Op* inner : op.body->ops) inPlace &= inner->kind != OpKind::Sum;
-  }
-  return inPlace && operand.type == result.type && llvm::count(op.operands(), &operand) == 1;
+  return worksInPlace(op) && operand.type == result.type && llvm::count(op.operands(), &operand) == 1;
 }
 
 void MemoryPlan::block(Block& block) {
