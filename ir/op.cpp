@@ -10,8 +10,8 @@
 namespace planc {
 
 static const OpInfo kOps[] = {
-#define OP(Kind, text, min, max, results, special, traits, doc) \
-  {OpKind::Kind, text, min, max, results, special, traits, doc},
+#define OP(Kind, text, min, max, results, special, linear, traits, doc) \
+  {OpKind::Kind, text, min, max, results, special, linear, traits, doc},
 #include "ir/ops.def"
 };
 
@@ -27,8 +27,15 @@ std::optional<OpKind> opByName(llvm::StringRef text) {
 DimRole dimRole(const Op& op, llvm::StringRef dim) {
   llvm::SmallVector<llvm::StringRef, 3> keys;
   op.info().special.split(keys, ',', -1, false);
-  for (llvm::StringRef key : keys)
-    if (op.attrs.word(key) == dim) return DimRole::Special;
+  for (llvm::StringRef entry : keys) {
+    auto [key, way] = entry.split(':');
+    if (op.attrs.word(key) != dim) continue;
+    if (way == "sum") return DimRole::Summed;
+    if (way.empty()) return DimRole::Special;
+  }
+  if (op.kind == OpKind::Concat)
+    for (const std::string& part : op.attrs.words("parts"))
+      if (part == dim) return DimRole::Special;
   for (const Value* result : op.results())
     if (result->type.has(dim)) return DimRole::Parallel;
   if (op.var && op.has(Accumulates) && op.var->type.has(dim)) return DimRole::Parallel;
@@ -282,6 +289,11 @@ Op* Builder::repeat(llvm::StringRef dim, int64_t count, bool reverse, llvm::Arra
     op->body->addArg(init[i]->type, init[i]->name);
   }
   return op;
+}
+
+llvm::StringRef name(Level level) {
+  static const llvm::StringRef kLevels[] = {"model", "sharded", "rank"};
+  return kLevels[size_t(level)];
 }
 
 static const llvm::StringRef kVarKinds[] = {"input",  "weight", "copy",   "gradient",

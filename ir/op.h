@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "ir/grid.h"
 #include "ir/type.h"
 #include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"
@@ -47,6 +48,8 @@ enum Trait : uint32_t {
   Var = 8,
   Accumulates = 16,
   Gradient = 32,
+  Packs = 64,
+  Comm = 128,
 };
 
 struct OpInfo {
@@ -54,7 +57,8 @@ struct OpInfo {
   llvm::StringRef text;
   int minOperands, maxOperands;  // max -1: any number
   int results;                   // -1: any number
-  llvm::StringRef special;       // attribute names, comma-separated
+  llvm::StringRef special;       // attribute names, comma-separated, each with `:way` or without
+  llvm::StringRef linear;        // operands that may be partial sums: see ops.def
   uint32_t traits;
   llvm::StringRef doc;
 };
@@ -228,7 +232,25 @@ struct Call {
   bool operator==(const Call&) const = default;
 };
 
-enum class Level : uint8_t { Model, Rank };
+// Model: types are whole. Sharded: types say what each rank holds; where a value's type and a use's
+// differ stands a collective. Rank: everything has its place.
+enum class Level : uint8_t { Model, Sharded, Rank };
+
+// `split DIM over AXES`: one entry a dim, in the plan's order, which is its priority. A weak split
+// (`by gather`) takes what the strict ones leave.
+struct Split {
+  std::string dim;
+  Words axes;
+  bool weak = false;
+  Loc loc;
+};
+
+// `shard optimizer | gradients | weights over AXES`: ZeRO 1, 2 and 3; each includes those before it.
+struct Shard {
+  std::string what;
+  Words axes;
+  Loc loc;
+};
 
 struct Module {
   std::string name;
@@ -236,6 +258,10 @@ struct Module {
   // What the plan asks for; keys in docs/ir.md: seed, microbatches, precision, gradients,
   // recompute, optimizer and its numbers.
   Attrs settings;
+  // How the plan lays the model over ranks; no axes: one rank.
+  Grid grid;
+  std::vector<Split> splits;
+  std::vector<Shard> shards;
   std::vector<std::string> files;  // Loc::file indexes it
   std::vector<std::unique_ptr<Variable>> vars;
   std::vector<std::unique_ptr<Function>> functions;
@@ -290,10 +316,11 @@ class Builder {
   size_t at_;
 };
 
-// What a dim is to an op, by the rule that heads ops.def.
+// What a dim is to an op, by the rule that heads ops.def. Special: must be whole on every rank.
 enum class DimRole { Parallel, Summed, Special };
 DimRole dimRole(const Op& op, llvm::StringRef dim);
 
+llvm::StringRef name(Level level);
 llvm::StringRef name(VarKind kind);
 std::optional<VarKind> varKindByName(llvm::StringRef text);
 

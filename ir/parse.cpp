@@ -6,6 +6,7 @@
 
 #include "ir/text.h"
 #include "ir/verify.h"
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringMap.h"
 
 namespace planc {
@@ -46,6 +47,11 @@ class Reader {
   bool type(Type& out);
   bool place(std::optional<Place>& out);
   bool loc(Loc& out);
+  bool axes(Words& out);
+  bool findAxes(llvm::StringRef list, Loc loc, Axes& out);
+  bool grid(Module& module);
+  bool split(Module& module);
+  bool shard(Module& module);
   bool header(Module& module);
   bool variable(Module& module);
   bool function(Module& module);
@@ -61,6 +67,7 @@ class Reader {
   size_t lineStart_ = 0;
   Token token_;
   llvm::StringMap<Value*> values_;
+  const Grid* grid_ = nullptr;  // of the module being read
 };
 
 bool isNameChar(char c) { return isalnum((unsigned char)c) || c == '_' || c == '.'; }
@@ -254,11 +261,80 @@ bool Reader::type(Type& out) {
   while (!isPunct(']')) {
     Dim dim;
     if (!word(dim.name) || !integer(dim.size)) return false;
+    Axes axes;
+    if (accept('/')) {
+      Loc at = token_.loc;
+      std::string list;
+      if (!word(list) || !findAxes(list, at, axes)) return false;
+    }
     if (accept('~') && !word(dim.over)) return false;
-    out.dims.push_back(std::move(dim));
+    out.dims.push_back(splitDim(dim, axes));
     if (!accept(',')) break;
   }
-  return expect(']');
+  if (!expect(']')) return false;
+  if (!acceptWord("partial")) return true;
+  if (!expect('(')) return false;
+  do {
+    Loc axisAt = token_.loc;
+    std::string name;
+    if (!word(name) || !findAxes(name, axisAt, out.partial)) return false;
+  } while (accept(','));
+  return expect(')');
+}
+
+// `data.expert`: axes of the grid, by name.
+bool Reader::findAxes(llvm::StringRef list, Loc at, Axes& out) {
+  llvm::SmallVector<llvm::StringRef, 2> names;
+  list.split(names, '.');
+  for (llvm::StringRef name : names) {
+    auto axis = llvm::find_if(grid_->axes, [&](const GridAxis& a) { return a.name == name; });
+    if (axis == grid_->axes.end()) return failAt(at, "the grid has no axis '" + name + "'");
+    out.push_back({axis->name, axis->size});
+  }
+  return true;
+}
+
+bool Reader::axes(Words& out) {
+  do {
+    if (!word(out.emplace_back())) return false;
+  } while (accept(','));
+  return true;
+}
+
+bool Reader::grid(Module& module) {
+  do {
+    GridAxis axis;
+    Loc at = token_.loc;
+    if (!word(axis.name) || !integer(axis.size)) return false;
+    if (acceptWord("of") && !word(axis.of)) return false;
+    if (!module.grid.find(axis.name).empty())
+      return failAt(at, "the grid has axis '" + axis.name + "' twice");
+    module.grid.axes.push_back(std::move(axis));
+  } while (accept(','));
+  return true;
+}
+
+bool Reader::split(Module& module) {
+  Split split;
+  if (!word(split.dim)) return false;
+  if (!acceptWord("over")) return fail("'over'");
+  if (!axes(split.axes)) return false;
+  if (acceptWord("by")) {
+    if (!acceptWord("gather")) return fail("'gather'");
+    split.weak = true;
+  }
+  if (!loc(split.loc)) return false;
+  module.splits.push_back(std::move(split));
+  return true;
+}
+
+bool Reader::shard(Module& module) {
+  Shard shard;
+  if (!word(shard.what)) return false;
+  if (!acceptWord("over")) return fail("'over'");
+  if (!axes(shard.axes) || !loc(shard.loc)) return false;
+  module.shards.push_back(std::move(shard));
+  return true;
 }
 
 bool Reader::place(std::optional<Place>& out) {
@@ -443,9 +519,14 @@ bool Reader::variable(Module& module) {
 bool Reader::header(Module& module) {
   if (!acceptWord("module")) return fail("'module'");
   if (!string(module.name)) return false;
-  if (acceptWord("rank")) module.level = Level::Rank;
-  else if (!acceptWord("model")) return fail("'model' or 'rank'");
-  return expect('{');
+  grid_ = &module.grid;
+  for (Level level : {Level::Model, Level::Sharded, Level::Rank})
+    if (isWord(name(level))) {
+      module.level = level;
+      next();
+      return expect('{');
+    }
+  return fail("'model', 'sharded' or 'rank'");
 }
 
 std::unique_ptr<Module> Reader::module() {
@@ -462,6 +543,12 @@ std::unique_ptr<Module> Reader::module() {
       Attr value;
       ok = word(key) && expect('=') && attr(value);
       if (ok) module->settings.set(key, std::move(value));
+    } else if (acceptWord("grid")) {
+      ok = grid(*module);
+    } else if (acceptWord("split")) {
+      ok = split(*module);
+    } else if (acceptWord("shard")) {
+      ok = shard(*module);
     } else if (acceptWord("call")) {
       Call call;
       ok = symbol(call.function);
@@ -472,7 +559,7 @@ std::unique_ptr<Module> Reader::module() {
     } else if (acceptWord("func")) {
       ok = function(*module);
     } else {
-      ok = fail("'arena', 'file', 'set', 'call', 'var', 'func' or '}'");
+      ok = fail("'arena', 'file', 'set', 'grid', 'split', 'shard', 'call', 'var', 'func' or '}'");
     }
     if (!ok) return nullptr;
   }

@@ -8,6 +8,7 @@
 
 #include "ir/verify.h"
 #include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/Support/CRC.h"
 
@@ -15,7 +16,8 @@ namespace planc {
 namespace {
 
 constexpr char kMagic[8] = {'P', 'L', 'A', 'N', 'X', '\r', '\n', '\x1a'};
-constexpr uint32_t kModel = 0x4C444F4D, kRank = 0x4B4E4152;  // "MODL", "RANK"
+constexpr uint32_t kModel = 0x4C444F4D, kRole = 0x454C4F52;  // "MODL", "ROLE"
+constexpr uint32_t kMaxRoles = 1 << 16;
 constexpr size_t kMaxFile = size_t{1} << 30;
 constexpr size_t kMaxDecoded = size_t{256} << 20;  // bytes of names in one module
 
@@ -27,6 +29,7 @@ uint32_t crc(llvm::StringRef bytes) {
 class Encoder {
  public:
   std::string module(const Module& module);
+  std::string role(const Role& role);
 
  private:
   void number(uint64_t v) {
@@ -51,6 +54,10 @@ class Encoder {
     for (const std::string& word : list) string(word);
   }
   void attrs(const Attrs& attrs);
+  void axes(llvm::ArrayRef<Axis> list) {
+    number(list.size());
+    for (const Axis& axis : list) string(axis.name);
+  }
   void type(const Type& type);
   void place(const std::optional<Place>& place);
   void loc(Loc loc) {
@@ -89,9 +96,11 @@ void Encoder::type(const Type& type) {
   number(type.dims.size());
   for (const Dim& dim : type.dims) {
     string(dim.name);
-    integer(dim.size);
+    integer(dim.all());
     string(dim.over);
+    axes(dim.axes);
   }
+  axes(type.partial);
 }
 
 void Encoder::place(const std::optional<Place>& place) {
@@ -145,6 +154,17 @@ std::string Encoder::module(const Module& module) {
   integer(module.arenaBytes);
   attrs(module.settings);
   words(module.files);
+  number(module.grid.axes.size());
+  for (const GridAxis& axis : module.grid.axes) string(axis.name), integer(axis.size), string(axis.of);
+  number(module.splits.size());
+  for (const Split& split : module.splits) {
+    string(split.dim);
+    words(split.axes);
+    number(split.weak);
+    loc(split.loc);
+  }
+  number(module.shards.size());
+  for (const Shard& shard : module.shards) string(shard.what), words(shard.axes), loc(shard.loc);
   number(module.vars.size());
   for (const auto& var : module.vars) variable(*var);
   number(module.functions.size());
@@ -161,12 +181,19 @@ std::string Encoder::module(const Module& module) {
   return std::move(out_);
 }
 
+std::string Encoder::role(const Role& role) {
+  number(role.where.size());
+  for (const auto& [axis, at] : role.where) string(axis), integer(at);
+  return module(*role.program);
+}
+
 // Reads what Encoder writes. After the first fault every read gives zeros and `bad` stays set, so
 // that callers check once.
 class Decoder {
  public:
   explicit Decoder(llvm::StringRef bytes) : bytes_(bytes) {}
   std::unique_ptr<Module> module();
+  Role role();
 
  private:
   uint64_t number() {
@@ -222,6 +249,7 @@ class Decoder {
     return list;
   }
   Attrs attrs();
+  Axes axes();
   Type type();
   std::optional<Place> place();
   Loc loc() {
@@ -242,7 +270,19 @@ class Decoder {
   size_t decoded_ = 0;
   std::vector<llvm::StringRef> strings_;
   std::vector<Value*> values_;
+  const Grid* grid_ = nullptr;  // of the module being read
 };
+
+Axes Decoder::axes() {
+  Axes axes;
+  for (size_t n = count(); n > 0 && !bad_; --n) {
+    std::string name = string();
+    auto axis = llvm::find_if(grid_->axes, [&](const GridAxis& a) { return a.name == name; });
+    if (axis == grid_->axes.end()) bad_ = true;
+    else axes.push_back({axis->name, axis->size});
+  }
+  return axes;
+}
 
 Attrs Decoder::attrs() {
   Attrs attrs;
@@ -274,8 +314,9 @@ Type Decoder::type() {
     dim.name = string();
     dim.size = integer();
     dim.over = string();
-    type.dims.push_back(std::move(dim));
+    type.dims.push_back(splitDim(dim, axes()));
   }
+  type.partial = axes();
   return type;
 }
 
@@ -344,10 +385,30 @@ void Decoder::block(Block& block, unsigned depth) {
 std::unique_ptr<Module> Decoder::module() {
   auto module = std::make_unique<Module>();
   module->name = string();
-  module->level = Level(below(2));
+  module->level = Level(below(3));
+  grid_ = &module->grid;
   module->arenaBytes = integer();
   module->settings = attrs();
   module->files = words();
+  for (size_t n = count(); n > 0 && !bad_; --n) {
+    GridAxis& axis = module->grid.axes.emplace_back();
+    axis.name = string();
+    axis.size = integer();
+    axis.of = string();
+  }
+  for (size_t n = count(); n > 0 && !bad_; --n) {
+    Split& split = module->splits.emplace_back();
+    split.dim = string();
+    split.axes = words();
+    split.weak = below(2) != 0;
+    split.loc = loc();
+  }
+  for (size_t n = count(); n > 0 && !bad_; --n) {
+    Shard& shard = module->shards.emplace_back();
+    shard.what = string();
+    shard.axes = words();
+    shard.loc = loc();
+  }
   for (size_t n = count(); n > 0 && !bad_; --n) variable(*module);
   for (size_t n = count(); n > 0 && !bad_; --n) {
     std::string name = string();
@@ -361,6 +422,16 @@ std::unique_ptr<Module> Decoder::module() {
   }
   if (bad_ || at_ != bytes_.size()) return nullptr;
   return module;
+}
+
+Role Decoder::role() {
+  Role role;
+  for (size_t n = count(); n > 0 && !bad_; --n) {
+    std::string axis = string();
+    role.where.push_back({std::move(axis), integer()});
+  }
+  role.program = bad_ ? nullptr : module();
+  return role;
 }
 
 template <class T>
@@ -379,60 +450,94 @@ llvm::Error broken(const llvm::Twine& what) {
   return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
 }
 
-constexpr size_t kEntry = 16;
-constexpr size_t kHeader = 16 + 2 * kEntry + 4;
+// Bytes in front of the payloads, of this many sections.
+size_t headerBytes(size_t sections) { return 16 + sections * 16 + 4; }
 
 }  // namespace
 
-std::string writePlanx(const Module& model, const Module& program) {
-  std::string payloads[2] = {Encoder().module(model), Encoder().module(program)};
-  uint32_t tags[2] = {kModel, kRank};
+bool Role::fits(const Coordinates& rank) const {
+  return llvm::all_of(where, [&](const auto& at) { return rank.on(at.first) == at.second; });
+}
+
+size_t Planx::roleOf(int64_t rank) const {
+  Coordinates at(grid(), rank);
+  for (size_t i = 0; i < roles.size(); ++i)
+    if (roles[i].fits(at)) return i;
+  return 0;
+}
+
+std::string writePlanx(const Planx& planx) {
+  std::vector<std::string> payloads{Encoder().module(*planx.model)};
+  for (const Role& role : planx.roles) payloads.push_back(Encoder().role(role));
   std::string out(kMagic, sizeof kMagic);
   append(out, kPlanxVersion);
-  append(out, uint32_t{2});
-  for (int i = 0; i < 2; ++i) {
-    append(out, tags[i]);
+  append(out, uint32_t(payloads.size()));
+  for (size_t i = 0; i < payloads.size(); ++i) {
+    append(out, i == 0 ? kModel : kRole);
     append(out, uint64_t(payloads[i].size()));
     append(out, crc(payloads[i]));
   }
   append(out, crc(out));
-  return out + payloads[0] + payloads[1];
+  for (const std::string& payload : payloads) out += payload;
+  return out;
+}
+
+// Whether every rank has a role. Ranks differ to roles only on the axes that these name.
+static bool isCovered(const Planx& planx) {
+  if (planx.roles.back().where.empty()) return true;
+  int64_t ranks = planx.grid().ranks();
+  constexpr int64_t kMost = 1 << 20;
+  if (ranks > kMost) return false;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    Coordinates at(planx.grid(), rank);
+    if (llvm::none_of(planx.roles, [&](const Role& role) { return role.fits(at); })) return false;
+  }
+  return true;
 }
 
 llvm::Expected<Planx> readPlanx(llvm::StringRef bytes) {
   if (bytes.size() < sizeof kMagic || memcmp(bytes.data(), kMagic, sizeof kMagic) != 0)
     return broken("this is no .planx file");
-  if (bytes.size() < kHeader) return broken("the file is cut short in its header");
+  if (bytes.size() < headerBytes(2)) return broken("the file is cut short in its header");
   if (bytes.size() > kMaxFile) return broken("the file is larger than 1 GiB");
-  uint32_t version = take<uint32_t>(bytes, 8);
+  uint32_t version = take<uint32_t>(bytes, 8), sections = take<uint32_t>(bytes, 12);
   if (version != kPlanxVersion)
     return broken("the file has format version " + llvm::Twine(version) + "; this planrun reads " +
                   llvm::Twine(kPlanxVersion) + "; compile the plan again");
-  if (crc(bytes.take_front(kHeader - 4)) != take<uint32_t>(bytes, kHeader - 4) ||
-      take<uint32_t>(bytes, 12) != 2)
+  if (sections < 2 || sections > kMaxRoles + 1)
+    return broken("the header's checksum is wrong: the file was altered");
+  size_t at = headerBytes(sections);
+  if (bytes.size() < at) return broken("the file is cut short in its header");
+  if (crc(bytes.take_front(at - 4)) != take<uint32_t>(bytes, at - 4))
     return broken("the header's checksum is wrong: the file was altered");
   Planx planx;
-  size_t at = kHeader;
-  for (int i = 0; i < 2; ++i) {
-    size_t entry = 16 + size_t(i) * kEntry;
+  for (size_t i = 0; i < sections; ++i) {
+    size_t entry = 16 + i * 16;
     uint64_t size = take<uint64_t>(bytes, entry + 4);
     if (size > bytes.size() - at) return broken("the file is cut short");
     llvm::StringRef payload = bytes.substr(at, size);
     at += size;
-    llvm::StringRef what = i == 0 ? "model" : "program";
-    if (take<uint32_t>(bytes, entry) != (i == 0 ? kModel : kRank))
+    bool isModel = i == 0;
+    llvm::StringRef what = isModel ? "model" : "program";
+    if (take<uint32_t>(bytes, entry) != (isModel ? kModel : kRole))
       return broken("the file has unknown sections");
     if (crc(payload) != take<uint32_t>(bytes, entry + 12))
       return broken("the " + what + "'s checksum is wrong: the file was altered");
-    std::unique_ptr<Module> module = Decoder(payload).module();
-    if (!module) return broken("the " + what + " is malformed");
-    if (module->level != (i == 0 ? Level::Model : Level::Rank))
+    Role role;
+    if (isModel) role.program = Decoder(payload).module();
+    else role = Decoder(payload).role();
+    if (!role.program) return broken("the " + what + " is malformed");
+    if (role.program->level != (isModel ? Level::Model : Level::Rank))
       return broken("the " + what + " is of another level");
-    if (llvm::Error error = verify(*module))
+    if (llvm::Error error = verify(*role.program))
       return broken("the " + what + " breaks a rule: " + llvm::toString(std::move(error)));
-    (i == 0 ? planx.model : planx.program) = std::move(module);
+    if (isModel) planx.model = std::move(role.program);
+    else planx.roles.push_back(std::move(role));
   }
   if (at != bytes.size()) return broken("the file has bytes behind its end");
+  for (const Role& role : planx.roles)
+    if (role.program->grid != planx.grid()) return broken("the programs have different grids");
+  if (!isCovered(planx)) return broken("a rank of the grid has no program");
   return planx;
 }
 

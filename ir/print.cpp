@@ -62,6 +62,7 @@ class Printer {
   void attrs(const Attrs& attrs);
   void place(const std::optional<Place>& place);
   void loc(Loc loc);
+  void grid(const Module& module);
   void variable(const Variable& var);
   void block(const Block& block, unsigned indent) {
     for (const Op* o : block.ops) op(*o, indent);
@@ -193,10 +194,35 @@ void Printer::variable(const Variable& var) {
   out_ << '\n';
 }
 
+void Printer::grid(const Module& module) {
+  llvm::StringRef comma = "  grid ";
+  for (const GridAxis& axis : module.grid.axes) {
+    out_ << comma << axis.name << ' ' << axis.size;
+    if (!axis.of.empty()) out_ << " of " << axis.of;
+    comma = ", ";
+  }
+  if (!module.grid.axes.empty()) out_ << '\n';
+  auto over = [&](llvm::StringRef what, llvm::StringRef name, const Words& axes) {
+    out_ << "  " << what << ' ' << name << " over ";
+    for (size_t i = 0; i < axes.size(); ++i) out_ << (i ? ", " : "") << axes[i];
+  };
+  for (const Split& split : module.splits) {
+    over("split", split.dim, split.axes);
+    if (split.weak) out_ << " by gather";
+    loc(split.loc);
+    out_ << '\n';
+  }
+  for (const Shard& shard : module.shards) {
+    over("shard", shard.what, shard.axes);
+    loc(shard.loc);
+    out_ << '\n';
+  }
+}
+
 void Printer::module(const Module& module) {
   out_ << "module ";
   printString(out_, module.name);
-  out_ << (module.level == Level::Model ? " model {\n" : " rank {\n");
+  out_ << ' ' << name(module.level) << " {\n";
   if (module.level == Level::Rank)
     out_ << "  arena 0x" << llvm::format("%llx", (unsigned long long)module.arenaBytes) << '\n';
   for (size_t i = 0; i < module.files.size(); ++i) {
@@ -209,6 +235,7 @@ void Printer::module(const Module& module) {
     attr(value);
     out_ << '\n';
   }
+  grid(module);
   for (const Call& call : module.schedule) {
     out_ << "  call @" << call.function;
     if (call.microbatch >= 0) out_ << '(' << call.microbatch << ')';

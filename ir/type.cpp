@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringSwitch.h"
 #include "llvm/ADT/Twine.h"
 #include "llvm/Support/ErrorHandling.h"
@@ -39,6 +40,25 @@ int64_t bytesPerElement(Elem elem) { return elem == Elem::BF16 ? 2 : elem == Ele
 int64_t saturatingMul(int64_t a, int64_t b) {
   int64_t product;
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
+}
+
+int64_t ranksOver(llvm::ArrayRef<Axis> axes) {
+  int64_t ranks = 1;
+  for (const Axis& axis : axes) ranks = saturatingMul(ranks, axis.size);
+  return ranks;
+}
+
+bool hasAxis(llvm::ArrayRef<Axis> axes, llvm::StringRef name) {
+  return llvm::any_of(axes, [&](const Axis& axis) { return axis.name == name; });
+}
+
+Dim splitDim(const Dim& dim, llvm::ArrayRef<Axis> axes) {
+  Dim result{dim.name, dim.all(), dim.over, Axes(axes.begin(), axes.end()), 0};
+  if (axes.empty()) return result;
+  int64_t ranks = ranksOver(axes);
+  result.whole = result.size;
+  result.size = result.whole / ranks + (result.whole % ranks != 0);
+  return result;
 }
 
 int Type::find(llvm::StringRef name) const {
@@ -81,17 +101,36 @@ Type Type::withElem(Elem e) const {
   return result;
 }
 
+Type Type::whole() const {
+  Type result = *this;
+  result.partial.clear();
+  for (Dim& dim : result.dims) dim = splitDim(dim, {});
+  return result;
+}
+
+Axes Type::splitAxes() const {
+  Axes axes;
+  for (const Dim& dim : dims)
+    for (const Axis& axis : dim.axes)
+      if (!hasAxis(axes, axis.name)) axes.push_back(axis);
+  return axes;
+}
+
 std::string Type::str() const {
   std::string text;
   llvm::raw_string_ostream out(text);
   out << name(elem) << '[';
   bool first = true;
   for (const Dim& dim : dims) {
-    out << (first ? "" : ", ") << dim.name << ' ' << dim.size;
+    out << (first ? "" : ", ") << dim.name << ' ' << dim.all();
+    for (size_t i = 0; i < dim.axes.size(); ++i) out << (i ? "." : "/") << dim.axes[i].name;
     if (dim.isRagged()) out << '~' << dim.over;
     first = false;
   }
   out << ']';
+  for (size_t i = 0; i < partial.size(); ++i)
+    out << (i ? ", " : " partial(") << partial[i].name;
+  if (!partial.empty()) out << ')';
   out.flush();
   return text;
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"
 #include "llvm/ADT/StringRef.h"
 
@@ -17,24 +18,53 @@ std::optional<Elem> elemByName(llvm::StringRef text);
 int64_t bytesPerElement(Elem elem);
 inline bool isFloat(Elem elem) { return elem != Elem::I32; }
 
+// An axis of the grid of ranks, or a part of one (see ir/grid.h).
+struct Axis {
+  std::string name;
+  int64_t size = 1;
+  bool operator==(const Axis&) const = default;
+};
+using Axes = llvm::SmallVector<Axis, 2>;
+
+// The product of the sizes.
+int64_t ranksOver(llvm::ArrayRef<Axis> axes);
+bool hasAxis(llvm::ArrayRef<Axis> axes, llvm::StringRef name);
+
 // One index of a tensor. A *ragged* dim (`over` not empty) holds the rows of all groups of the dim
 // named `over`, packed: `[expert 8, slot 1024~expert, model 64]` is 1024 rows of 64 in all, grouped
 // by expert; where each group starts is a run-time value (the `offsets` of `route`).
+//
+// A *split* dim (`axes` not empty) is cut into equal pieces over a grid's axes, the outermost axis
+// first: `batch 16/data` holds 16 elements on all ranks together. `size` is what one rank holds. When
+// the axes do not divide `whole`, the last pieces are padded: see Coordinates::valid (ir/grid.h).
 struct Dim {
   std::string name;
-  int64_t size = 0;
-  std::string over;
+  int64_t size = 0;  // on one rank, padding included
+  std::string over = {};
+  Axes axes = {};
+  int64_t whole = 0;  // on all ranks together; 0 when the dim is not split
 
   bool isRagged() const { return !over.empty(); }
+  bool isSplit() const { return !axes.empty(); }
+  bool isPadded() const { return isSplit() && whole != size * ranksOver(axes); }
+  int64_t all() const { return isSplit() ? whole : size; }
   bool operator==(const Dim&) const = default;
 };
 
-// Dims are in memory order, outermost first. A scalar has no dims.
+// The dim cut over these axes (none: whole).
+Dim splitDim(const Dim& dim, llvm::ArrayRef<Axis> axes);
+
+// Dims are in memory order, outermost first. A scalar has no dims. A value that is `partial` over
+// axes is the sum of what the ranks along those axes hold; along any other axis that splits none of
+// its dims, ranks hold the same.
 struct Type {
   Elem elem = Elem::F32;
-  llvm::SmallVector<Dim, 4> dims;
+  llvm::SmallVector<Dim, 4> dims = {};
+  Axes partial = {};  // in the grid's order
 
-  bool operator==(const Type& other) const { return elem == other.elem && dims == other.dims; }
+  bool operator==(const Type& other) const {
+    return elem == other.elem && dims == other.dims && partial == other.partial;
+  }
 
   // Position of a dim, or -1.
   int find(llvm::StringRef name) const;
@@ -43,14 +73,18 @@ struct Type {
   int64_t size(llvm::StringRef name) const;
   // The name of the dim that groups a ragged dim of this type; empty when no dim is ragged.
   llvm::StringRef grouping() const;
-  // Elements in memory: the product of the sizes, where a dim that groups a ragged one counts as 1.
+  // Elements in a rank's memory: the product of the sizes, where a dim that groups a ragged one counts as 1.
   // Saturates at INT64_MAX.
   int64_t elements() const;
   int64_t bytes() const;
   // The type less one dim (which must exist).
   Type without(llvm::StringRef name) const;
   Type withElem(Elem e) const;
-  // `f32[batch 16, seq 256]`, as IR text has it.
+  // What all ranks hold together: no splits, no partial sums.
+  Type whole() const;
+  // Axes that split any dim.
+  Axes splitAxes() const;
+  // `f32[batch 16/data, seq 256] partial(tensor)`, as IR text has it.
   std::string str() const;
 };
 

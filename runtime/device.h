@@ -45,7 +45,8 @@ class Device {
   virtual llvm::Expected<std::unique_ptr<Kernel>> prepare(const Op& op) = 0;
 };
 
-// `threads` 0: as many as this process may use.
-std::unique_ptr<Device> makeCpuDevice(int threads);
+// `threads` 0: as many as this process may use. `rank`: where this device's rank stands in the grid;
+// kernels over split dims ask it where their piece begins.
+std::unique_ptr<Device> makeCpuDevice(int threads, Coordinates rank = {});
 
 }  // namespace planc

@@ -204,8 +204,11 @@ Exit compile() {
     llvm::sys::path::replace_extension(made, "planx");
     path = made.str().str();
   }
+  Planx planx;
+  planx.model = std::move(model);
+  planx.roles.emplace_back().program = std::move(module);
   if (path == "-" && isatty(1)) return fail(kTool, "a .planx is binary: not to a terminal", kUsage);
-  if (llvm::Error error = writeOutput(path, writePlanx(*model, *module)))
+  if (llvm::Error error = writeOutput(path, writePlanx(planx)))
     return fail(kTool, llvm::toString(std::move(error)));
   return kYes;
 }
@@ -225,11 +228,13 @@ Exit dump() {
   if (!bytes) return fail(kTool, llvm::toString(bytes.takeError()));
   auto planx = readPlanx(*bytes);
   if (!planx) return fail(kTool, "'" + input + "': " + llvm::toString(planx.takeError()));
-  if (dumpRank != 0)
-    return fail(kTool, "rank " + llvm::Twine(dumpRank) + " of 1: the program has rank 0 only");
+  int64_t ranks = planx->grid().ranks();
+  if (dumpRank < 0 || dumpRank >= ranks)
+    return fail(kTool, "there is no rank " + llvm::Twine(dumpRank) + ": the grid has ranks 0 to " +
+                           llvm::Twine(ranks - 1));
   PrintOptions options;
   options.locations = !noLocations;
-  printModule(dumpModel ? *planx->model : *planx->program, llvm::outs(), options);
+  printModule(dumpModel ? *planx->model : *planx->roles[planx->roleOf(dumpRank)].program, llvm::outs(), options);
   return kYes;
 }
 

@@ -188,7 +188,7 @@ Exit run() {
   auto data = TokenFile::open(dataPath);
   if (!data) return fail(data.takeError());
   std::unique_ptr<Device> device = makeCpuDevice(threads);
-  auto session = Session::create(*planx->program, *device);
+  auto session = Session::create(*planx->roles.front().program, *device);
   if (!session) return fail(session.takeError());
   if (llvm::Error error = data->check((*session)->positions(), (*session)->vocab()))
     return fail(std::move(error));
@@ -214,7 +214,7 @@ Exit evaluate() {
   auto planx = open(input);
   if (!planx) return fail(planx.takeError());
   std::unique_ptr<Device> device = makeCpuDevice(threads);
-  auto session = Session::create(*planx->program, *device);
+  auto session = Session::create(*planx->roles.front().program, *device);
   if (!session) return fail(session.takeError());
   if (llvm::Error error = (*session)->evaluate(tensorsPath, output)) return fail(std::move(error));
   return kYes;

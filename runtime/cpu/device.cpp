@@ -83,7 +83,7 @@ Maker makerOf(const Op& op) {
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(int threads) : shared_(threads) {}
+  CpuDevice(int threads, Coordinates rank) : shared_(threads, std::move(rank)) {}
   ~CpuDevice() override {
     if (arena_ != nullptr) munmap(arena_, size_t(bytes_));
   }
@@ -116,6 +116,8 @@ class CpuDevice : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> makeCpuDevice(int threads) { return std::make_unique<CpuDevice>(threads); }
+std::unique_ptr<Device> makeCpuDevice(int threads, Coordinates rank) {
+  return std::make_unique<CpuDevice>(threads, std::move(rank));
+}
 
 }  // namespace planc

@@ -28,8 +28,9 @@ struct Shared {
   using Angles =
       std::map<std::tuple<int64_t, int64_t, double>, std::shared_ptr<const std::vector<T>>>;
 
-  explicit Shared(int threads) : pool(threads) {}
+  explicit Shared(int threads, Coordinates rank = {}) : pool(threads), rank(std::move(rank)) {}
   Pool pool;
+  const Coordinates rank;
   std::tuple<Angles<float>, Angles<double>> angles;
 };
 

@@ -86,7 +86,7 @@ bool runPlanx(llvm::StringRef bytes) {
     return false;
   }
   printed(*planx->model);
-  printed(*planx->program);
+  for (const Role& role : planx->roles) printed(*role.program);
   return true;
 }
 

@@ -9,14 +9,17 @@ std::string bytesOf(const std::string& plan) {
   auto model = test::compileFile(std::string(PLANC_SOURCE_DIR) + plan);
   auto program = cloneModule(*model);
   test::runAll(*program);
-  return writePlanx(*model, *program);
+  Planx planx;
+  planx.model = std::move(model);
+  planx.roles.emplace_back().program = std::move(program);
+  return writePlanx(planx);
 }
 
 TEST(Planx, ReadsBack) {
   std::string bytes = bytesOf("/tests/golden/moe.plan");
   auto planx = readPlanx(bytes);
   ASSERT_TRUE(bool(planx)) << llvm::toString(planx.takeError());
-  EXPECT_EQ(writePlanx(*planx->model, *planx->program), bytes);
+  EXPECT_EQ(writePlanx(*planx), bytes);
 }
 
 TEST(Planx, CutAnywhereIsAnError) {

@@ -1,0 +1,78 @@
+// Grids and coordinates. Tested by tests/unit/grid_test.cpp.
+#include "ir/grid.h"
+
+#include <algorithm>
+
+#include "llvm/ADT/STLExtras.h"
+
+namespace planc {
+
+int64_t Grid::ranks() const {
+  int64_t ranks = 1;
+  for (const GridAxis& axis : axes) ranks = saturatingMul(ranks, axis.size);
+  return ranks;
+}
+
+Axes Grid::find(llvm::StringRef name) const {
+  Axes found;
+  for (const GridAxis& axis : axes)
+    if (axis.name == name || axis.of == name) found.push_back({axis.name, axis.size});
+  return found;
+}
+
+void Grid::sort(Axes& list) const {
+  auto at = [&](const Axis& axis) {
+    return llvm::find_if(axes, [&](const GridAxis& other) { return other.name == axis.name; }) -
+           axes.begin();
+  };
+  std::sort(list.begin(), list.end(),
+            [&](const Axis& a, const Axis& b) { return at(a) < at(b); });
+}
+
+Coordinates::Coordinates(const Grid& grid, int64_t rank) : rank_(rank) {
+  int64_t stride = 1;
+  for (auto axis = grid.axes.rbegin(); axis != grid.axes.rend(); ++axis) {
+    positions_.push_back({axis->name, axis->size, rank / stride % axis->size, stride});
+    stride *= axis->size;
+  }
+}
+
+int64_t Coordinates::on(llvm::StringRef axis) const {
+  for (const Position& position : positions_)
+    if (position.axis == axis) return position.at;
+  return 0;
+}
+
+int64_t Coordinates::index(llvm::ArrayRef<Axis> axes) const {
+  int64_t index = 0;
+  for (const Axis& axis : axes) index = index * axis.size + on(axis.name);
+  return index;
+}
+
+std::vector<int64_t> Coordinates::group(llvm::ArrayRef<Axis> axes) const {
+  std::vector<int64_t> ranks{rank_};
+  for (const Axis& axis : axes) {
+    auto position = llvm::find_if(positions_, [&](const Position& p) { return p.axis == axis.name; });
+    if (position == positions_.end()) continue;
+    std::vector<int64_t> more;
+    for (int64_t rank : ranks)
+      for (int64_t at = 0; at < position->size; ++at)
+        more.push_back(rank + (at - position->at) * position->stride);
+    ranks = std::move(more);
+  }
+  return ranks;
+}
+
+int64_t Coordinates::valid(const Dim& dim) const {
+  return std::clamp<int64_t>(dim.all() - offset(dim), 0, dim.size);
+}
+
+bool Coordinates::isFirstCopy(const Type& type) const {
+  Axes split = type.splitAxes();
+  return llvm::all_of(positions_, [&](const Position& position) {
+    return position.at == 0 || hasAxis(split, position.axis) ||
+           hasAxis(type.partial, position.axis);
+  });
+}
+
+}  // namespace planc
