@@ -208,6 +208,12 @@ Variable* Module::addVar(Variable variable) {
   return vars.back().get();
 }
 
+void Module::rename(Variable& variable, std::string name) {
+  varByName_.erase(variable.name);
+  variable.name = std::move(name);
+  varByName_[variable.name] = &variable;
+}
+
 void Module::eraseVars(llvm::function_ref<bool(const Variable&)> isErased) {
   llvm::erase_if(vars, [&](const std::unique_ptr<Variable>& var) {
     if (!isErased(*var)) return false;
@@ -297,7 +303,7 @@ llvm::StringRef name(Level level) {
 }
 
 static const llvm::StringRef kVarKinds[] = {"input",  "weight", "copy",   "gradient",
-                                            "moment", "slot",   "metric", "step"};
+                                            "moment", "sum",    "slot",   "metric", "step"};
 llvm::StringRef name(VarKind kind) { return kVarKinds[size_t(kind)]; }
 std::optional<VarKind> varKindByName(llvm::StringRef text) {
   for (size_t i = 0; i < std::size(kVarKinds); ++i)

@@ -135,6 +135,7 @@ enum class VarKind : uint8_t {
   Copy,      // a weight in compute precision; `of` names the weight
   Gradient,  // `of` names the weight
   Moment,    // optimizer state; `of` names the weight
+  Sum,       // what a rank has added up for the gradient or metric `of`, until @reduce
   Slot,      // an activation saved from @forward for @backward, of one microbatch
   Metric,    // a scalar of the step: loss, gradient norm, ...
   Step,      // the step's number from 1, i32[], set by the runtime
@@ -275,6 +276,8 @@ struct Module {
   Function* findFunction(llvm::StringRef name) const;
   // A new variable; the name gets a number behind it when taken.
   Variable* addVar(Variable variable);
+  // Gives a variable a name that no other has.
+  void rename(Variable& variable, std::string name);
   void eraseVars(llvm::function_ref<bool(const Variable&)> isErased);
   Function* addFunction(llvm::StringRef name);
   Op* newOp(OpKind kind);

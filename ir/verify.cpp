@@ -7,6 +7,7 @@
 
 #include "ir/text.h"
 #include "ir/verify_shapes.h"
+#include "ir/verify_sharding.h"
 #include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/StringSet.h"
 
@@ -29,6 +30,7 @@ class Verifier {
   llvm::Error block(const Block& block, unsigned depth);
   llvm::Error op(const Op& op, const Block& block, unsigned depth);
   llvm::Error structure(const Op& op, const Block& block);
+  llvm::Error type(const Type& type, bool isVariable = false);
   llvm::Error slice(const Variable& var);
   llvm::Error body(const Op& op, unsigned depth);
   llvm::Error place(const std::optional<Place>& place, const Type& type);
@@ -57,6 +59,13 @@ llvm::Error checkType(const Type& type, bool isVariable = false) {
   return llvm::Error::success();
 }
 
+llvm::Error Verifier::type(const Type& type, bool isVariable) {
+  if (llvm::Error error = checkType(type, isVariable)) return error;
+  if (module_.level != Level::Model) return verifyHeld(type, module_.grid);
+  return type == type.whole() ? llvm::Error::success()
+                              : broken("a split type at the model's level: " + type.str());
+}
+
 llvm::Error Verifier::place(const std::optional<Place>& place, const Type& type) {
   if (module_.level != Level::Rank) return llvm::Error::success();
   if (!place) return broken("no place at rank level");
@@ -80,7 +89,7 @@ llvm::Error Verifier::place(const std::optional<Place>& place, const Type& type)
 }
 
 llvm::Error Verifier::variable(const Variable& var) {
-  if (llvm::Error error = checkType(var.type, true)) return error;
+  if (llvm::Error error = type(var.type, true)) return error;
   if (var.stack.size() > var.type.dims.size()) return broken("more stack dims than dims");
   for (size_t i = 0; i < var.stack.size(); ++i)
     if (var.type.dims[i].name != var.stack[i])
@@ -108,7 +117,15 @@ llvm::Error Verifier::variable(const Variable& var) {
     case VarKind::Moment: {
       const Variable* of = module_.findVar(var.of);
       if (!of || of->kind != VarKind::Weight) return broken("it belongs to no weight");
-      if (of->type.dims != var.type.dims) return broken("its dims are not those of its weight");
+      if (of->type.whole().dims != var.type.whole().dims)
+        return broken("its dims are not those of its weight");
+      break;
+    }
+    case VarKind::Sum: {
+      const Variable* of = module_.findVar(var.of);
+      if (!of || (of->kind != VarKind::Gradient && of->kind != VarKind::Metric) ||
+          of->type.whole().dims != var.type.whole().dims)
+        return broken("it is the sum of no gradient or metric of its dims");
       break;
     }
     case VarKind::Metric:
@@ -159,7 +176,7 @@ llvm::Error Verifier::structure(const Op& op, const Block& block) {
   for (const Value* operand : op.operands())
     if (!defined_.contains(operand)) return broken("an operand is not defined before it");
   for (const Value* result : op.results()) {
-    if (llvm::Error error = checkType(result->type)) return error;
+    if (llvm::Error error = type(result->type)) return error;
     if (llvm::Error error = place(result->place, result->type)) return error;
   }
   if (op.kind == OpKind::Yield && (&op != block.ops.back() || !block.owner()))
@@ -214,6 +231,8 @@ llvm::Error Verifier::op(const Op& op, const Block& block, unsigned depth) {
   if (op.body)
     if (llvm::Error error = body(op, depth)) return error;
   if (llvm::Error error = verifyShapes(op, block.enclosing(), sources_)) return error;
+  if (module_.level != Level::Model && !module_.grid.axes.empty())
+    if (llvm::Error error = verifySharding(op, module_.grid)) return error;
   for (const Value* result : op.results()) defined_.insert(result);
   return llvm::Error::success();
 }
@@ -236,6 +255,7 @@ llvm::Error Verifier::run() {
   if (module_.level == Level::Rank &&
       (module_.arenaBytes < 0 || module_.arenaBytes > kMaxElements * 8))
     return broken("the arena has " + Twine(module_.arenaBytes) + " bytes");
+  if (llvm::Error error = verifyGrid(module_.grid)) return error;
   int64_t microbatches = module_.settings.integer("microbatches", 1);
   if (microbatches < 1) return broken("the module has " + Twine(microbatches) + " microbatches");
   // Places of an input's slices move with the microbatch, as with a repeat.

@@ -16,6 +16,8 @@ static const PassInfo kPasses[] = {
     {"recompute", recompute, "computes again what the plan says not to save"},
     {"precision", precision, "weights used in bf16 get a copy that the step renews"},
     {"optimizer", optimizer, "adds clipping, the learning rate and the optimizer's step"},
+    {"shard", shard, "types every value from the plan's splits: who holds which piece"},
+    {"collectives", collectives, "casts between sharded types become collectives"},
     {"fuse", fuse, "joins elementwise chains, adds gradients in place"},
     {"memory", memory, "gives every buffer its offset in one arena of exact size"},
     {"emit", emit, "the rank program"},

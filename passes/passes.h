@@ -31,6 +31,13 @@ void precision(Module& module, Diagnostics& diags);
 // Adds @update: global-norm clipping, the learning rate's schedule, AdamW or SGD on every weight.
 void optimizer(Module& module, Diagnostics& diags);
 
+// Types every value from the plan's splits and `shard`s; a `reshard` stands where a value's type and a
+// use's differ. Behind the optimizer, so that the step is sharded by the same rule; docs/sharding.md.
+void shard(Module& module, Diagnostics& diags);
+
+// Each `reshard` becomes the cheapest collectives that serve it.
+void collectives(Module& module, Diagnostics& diags);
+
 // Elementwise chains become one `fused` op, also with the sum that ends them; a sum or product that
 // is only added to a gradient accumulates in place. Behind everything that makes such ops.
 void fuse(Module& module, Diagnostics& diags);

@@ -1,0 +1,98 @@
+// The rule of sharding. Tested by tests/unit/sharding_test.cpp and every `planrun verify`.
+#include "ir/sharding.h"
+
+#include "llvm/ADT/STLExtras.h"
+
+namespace planc {
+
+llvm::ArrayRef<Axis> Assignment::of(llvm::StringRef name) const {
+  for (const auto& [dim, axes] : names)
+    if (dim == name) return axes;
+  return {};
+}
+
+void Assignment::add(llvm::StringRef name, llvm::ArrayRef<Axis> axes) {
+  for (auto& [dim, mine] : names)
+    if (dim == name) {
+      mine.append(axes.begin(), axes.end());
+      return;
+    }
+  names.push_back({name.str(), Axes(axes.begin(), axes.end())});
+}
+
+bool Assignment::has(llvm::StringRef axis) const {
+  return llvm::any_of(names, [&](const auto& entry) { return hasAxis(entry.second, axis); });
+}
+
+Type Assignment::apply(Type type) const {
+  for (Dim& dim : type.dims) dim = splitDim(dim, of(dim.name));
+  return type;
+}
+
+llvm::SmallVector<Dim, 8> dimsOf(const Op& op) {
+  llvm::SmallVector<Dim, 8> dims;
+  auto add = [&](const Type& type) {
+    for (const Dim& dim : type.dims)
+      if (llvm::none_of(dims, [&](const Dim& other) { return other.name == dim.name; }))
+        dims.push_back(dim);
+  };
+  for (const Value* value : op.operands()) add(value->type);
+  for (const Value* value : op.results()) add(value->type);
+  if (op.var) add(op.var->slice(op.parent()->enclosing()));
+  return dims;
+}
+
+bool mayShareAxes(const Op& op, llvm::StringRef a, llvm::StringRef b) {
+  auto are = [&](llvm::StringRef x, llvm::StringRef y) {
+    return (a == x && b == y) || (a == y && b == x);
+  };
+  switch (op.kind) {
+    case OpKind::Attend:
+    case OpKind::AttendGrad:
+      return are(op.attrs.word("head"), op.attrs.word("kv"));
+    case OpKind::CrossEntropyPart:
+      return are(op.attrs.word("over"), op.attrs.word("part"));
+    default:
+      break;
+  }
+  if (!op.has(Packs)) return false;
+  // The rows are a ragged dim of an operand or a result; any other dim here is of the tokens.
+  for (const Dim& dim : dimsOf(op))
+    if (dim.isRagged() && (dim.name == a || dim.name == b)) return true;
+  return false;
+}
+
+Axes summedAxes(const Grid& grid, const Assignment& assignment, const Type& result) {
+  Axes axes;
+  for (const auto& [name, mine] : assignment.names) {
+    if (result.has(name)) continue;
+    for (const Axis& axis : mine)
+      if (!hasAxis(axes, axis.name)) axes.push_back(axis);
+  }
+  llvm::erase_if(axes, [&](const Axis& axis) {
+    return llvm::any_of(result.dims, [&](const Dim& dim) {
+      return hasAxis(assignment.of(dim.name), axis.name);
+    });
+  });
+  grid.sort(axes);
+  return axes;
+}
+
+Linear linearIn(const Op& op, unsigned operand) {
+  llvm::StringRef linear = op.info().linear;
+  if (linear == "all") return Linear::Together;
+  llvm::SmallVector<llvm::StringRef, 3> numbers;
+  linear.split(numbers, ',', -1, false);
+  for (llvm::StringRef number : numbers)
+    if (number == std::to_string(operand)) return Linear::Alone;
+  return Linear::No;
+}
+
+int offsetsOperand(const Op& op) {
+  int at = op.kind == OpKind::Einsum || op.kind == OpKind::Dispatch ? 2
+           : op.kind == OpKind::Sum || op.kind == OpKind::Spread    ? 1
+                                                                    : -1;
+  return at < int(op.operands().size()) ? at : -1;
+}
+
+}  // namespace planc

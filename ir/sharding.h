@@ -1,0 +1,47 @@
+// The one rule of sharding, as the `shard` pass applies it and the verifier checks it. An op's dims
+// are handed axes of the grid; everything else follows:
+//   * every operand and result that has a dim holds it in the pieces of the dim's axes;
+//   * an axis serves one name of an op (names that stand for the same elements may share: see
+//     mayShareAxes);
+//   * a result is partial over the axes that split names it lacks, less those that split it, and
+//     over the axes of its partial operands.
+// docs/sharding.md works it through.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "ir/op.h"
+
+namespace planc {
+
+// Which axes split which name of one op; names without axes may be left out.
+struct Assignment {
+  std::vector<std::pair<std::string, Axes>> names;
+
+  llvm::ArrayRef<Axis> of(llvm::StringRef name) const;
+  void add(llvm::StringRef name, llvm::ArrayRef<Axis> axes);
+  bool has(llvm::StringRef axis) const;  // some name has this axis
+  // A type's dims, held in these pieces.
+  Type apply(Type type) const;
+};
+
+// The dims that an op touches, by name: of its operands, its results and its variable's slice.
+llvm::SmallVector<Dim, 8> dimsOf(const Op& op);
+
+// Whether two names of an op stand for the same elements, so that one axis may split both: heads and
+// the kv heads they read, tokens and the packed rows made of them.
+bool mayShareAxes(const Op& op, llvm::StringRef a, llvm::StringRef b);
+
+// Axes that split names which `result` lacks, less those that split it, in the grid's order.
+Axes summedAxes(const Grid& grid, const Assignment& assignment, const Type& result);
+
+// How an operand may be a partial sum.
+enum class Linear { No, Alone, Together };
+Linear linearIn(const Op& op, unsigned operand);
+
+// The operand that holds the offsets of packed rows, which is partial over what splits the rows; -1:
+// none.
+int offsetsOperand(const Op& op);
+
+}  // namespace planc

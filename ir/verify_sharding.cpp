@@ -1,0 +1,318 @@
+// The rule of sharding, checked from the types alone: it knows nothing of how `shard` chose them.
+// Tested by tests/unit/sharding_test.cpp, which breaks programs in the ways that cases.md lists.
+#include "ir/verify_sharding.h"
+
+#include "ir/sharding.h"
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringSet.h"
+
+namespace planc {
+namespace {
+
+using llvm::Error;
+using llvm::StringRef;
+using llvm::Twine;
+
+constexpr int64_t kMaxRanks = 1 << 20;
+
+Error broken(const Twine& what) {
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
+}
+
+std::string list(llvm::ArrayRef<Axis> axes) {
+  std::string text;
+  for (const Axis& axis : axes) text += (text.empty() ? "" : ", ") + axis.name;
+  return text.empty() ? "no axis" : text;
+}
+
+class Sharding {
+ public:
+  Sharding(const Op& op, const Grid& grid) : op_(op), grid_(grid) {}
+  Error run();
+
+ private:
+  Error gather();
+  Error operands();
+  Error results();
+  Error comm();
+  Error commOperand(const Type& from, const Type& to, StringRef dim, const Axes& axes);
+
+  const Op& op_;
+  const Grid& grid_;
+  Assignment names_;
+  Axes partial_;  // of linear operands
+};
+
+// Which axes split which names; an axis may split only names that stand for the same elements.
+Error Sharding::gather() {
+  for (const Dim& dim : dimsOf(op_))
+    if (dim.isSplit()) names_.add(dim.name, dim.axes);
+  for (size_t i = 0; i < names_.names.size(); ++i)
+    for (size_t k = 0; k < i; ++k)
+      for (const Axis& axis : names_.names[i].second)
+        if (hasAxis(names_.names[k].second, axis.name) &&
+            !mayShareAxes(op_, names_.names[i].first, names_.names[k].first))
+          return broken("axis '" + axis.name + "' splits both '" + names_.names[k].first + "' and '" +
+                        names_.names[i].first + "'");
+  for (const auto& [name, axes] : names_.names)
+    if (dimRole(op_, name) == DimRole::Special)
+      return broken("needs '" + name + "' whole, but '" + list(axes) + "' splits it");
+  return Error::success();
+}
+
+Error Sharding::operands() {
+  int offsets = offsetsOperand(op_);
+  for (unsigned i = 0; i < op_.operands().size(); ++i) {
+    const Axes& partial = op_.operand(i)->type.partial;
+    Linear linear = linearIn(op_, i);
+    if (int(i) == offsets) {
+      Axes wanted;
+      for (const Dim& dim : dimsOf(op_))
+        if (dim.isRagged()) wanted = dim.axes;
+      grid_.sort(wanted);
+      if (partial != wanted)
+        return broken("its offsets are partial over " + list(partial) + ", but " + list(wanted) +
+                      " splits the rows");
+      continue;
+    }
+    if (linear == Linear::No && !partial.empty())
+      return broken("needs a whole sum, but operand " + Twine(i) + " is partial over " +
+                    list(partial));
+    if (linear == Linear::Together && partial != op_.operand(0)->type.partial)
+      return broken("adds what is partial over " + list(op_.operand(0)->type.partial) +
+                    " to what is partial over " + list(partial));
+    for (const Axis& axis : partial) {
+      if (names_.has(axis.name))
+        return broken("operand " + Twine(i) + " is partial over '" + axis.name +
+                      "', which splits a dim of the op");
+      if (linear == Linear::Alone && hasAxis(partial_, axis.name))
+        return broken("two operands are partial over '" + axis.name + "'");
+    }
+    if (linear == Linear::Alone || partial_.empty())
+      partial_.append(partial.begin(), partial.end());
+  }
+  return Error::success();
+}
+
+Error Sharding::results() {
+  auto check = [&](const Type& type, const Twine& what) {
+    Axes wanted = summedAxes(grid_, names_, type);
+    for (const Axis& axis : partial_)
+      if (!hasAxis(wanted, axis.name)) wanted.push_back(axis);
+    grid_.sort(wanted);
+    return wanted == type.partial
+               ? Error::success()
+               : broken(what + " is partial over " + list(wanted) + ", but its type says " +
+                        list(type.partial));
+  };
+  for (const Value* result : op_.results())
+    if (Error error = check(result->type, "result " + Twine(result->index()))) return error;
+  if (op_.var) return check(op_.var->type, "what it adds to '@" + op_.var->name + "'");
+  return Error::success();
+}
+
+// One operand of a collective: the result must be exactly what the collective makes of it.
+Error Sharding::commOperand(const Type& from, const Type& to, StringRef name, const Axes& axes) {
+  Type wanted = from;
+  int at = from.find(name);
+  auto needsDim = [&] {
+    return at >= 0 ? Error::success() : broken("has no dim '" + name + "' to work on");
+  };
+  auto dropPartial = [&]() -> Error {
+    for (const Axis& axis : axes) {
+      if (!hasAxis(from.partial, axis.name))
+        return broken("sums over '" + axis.name + "', but its operand is not partial over it");
+      llvm::erase_if(wanted.partial, [&](const Axis& a) { return a.name == axis.name; });
+    }
+    return Error::success();
+  };
+  auto addSplit = [&] {
+    Axes all = wanted.dims[size_t(at)].axes;
+    all.append(axes.begin(), axes.end());
+    wanted.dims[size_t(at)] = splitDim(wanted.dims[size_t(at)], all);
+  };
+  switch (op_.kind) {
+    case OpKind::AllReduce:
+      if (Error error = dropPartial()) return error;
+      break;
+    case OpKind::ReduceScatter:
+      if (Error error = needsDim()) return error;
+      if (Error error = dropPartial()) return error;
+      addSplit();
+      break;
+    case OpKind::ShardSlice:
+      if (Error error = needsDim()) return error;
+      for (const Axis& axis : axes)
+        if (hasAxis(from.splitAxes(), axis.name) || hasAxis(from.partial, axis.name))
+          return broken("cuts over '" + axis.name + "', along which ranks do not hold the same");
+      addSplit();
+      break;
+    case OpKind::AllGather: {
+      if (Error error = needsDim()) return error;
+      Axes mine = from.dims[size_t(at)].axes;
+      if (mine.size() < axes.size() ||
+          !std::equal(axes.begin(), axes.end(), mine.end() - long(axes.size())))
+        return broken("gathers '" + name + "' over " + list(axes) + ", but " + list(mine) +
+                      " splits it");
+      mine.resize(mine.size() - axes.size());
+      wanted.dims[size_t(at)] = splitDim(wanted.dims[size_t(at)], mine);
+      break;
+    }
+    case OpKind::OneCopy:
+      for (const Axis& axis : axes) {
+        if (hasAxis(from.splitAxes(), axis.name) || hasAxis(from.partial, axis.name))
+          return broken("makes a sum over '" + axis.name + "', along which ranks do not hold the same");
+        wanted.partial.push_back(axis);
+      }
+      grid_.sort(wanted.partial);
+      break;
+    default:
+      break;
+  }
+  return wanted == to ? Error::success()
+                      : broken("makes " + wanted.str() + ", but its type says " + to.str());
+}
+
+Error Sharding::comm() {
+  Axes axes;
+  for (const std::string& name : op_.attrs.words("axes")) {
+    auto axis = llvm::find_if(grid_.axes, [&](const GridAxis& a) { return a.name == name; });
+    if (axis == grid_.axes.end()) return broken("the grid has no axis '" + name + "'");
+    if (hasAxis(axes, name)) return broken("names axis '" + name + "' twice");
+    axes.push_back({axis->name, axis->size});
+  }
+  if (axes.empty()) return broken("names no axes");
+  if (op_.kind == OpKind::AllToAll) {
+    Type wanted = op_.operand(0)->type;
+    Words from = op_.attrs.words("from"), to = op_.attrs.words("to");
+    if (from.size() != axes.size() || to.size() != axes.size())
+      return broken("names not one dim an axis");
+    // From the innermost on: each axis must be the last that splits its dim.
+    for (size_t i = axes.size(); i-- > 0;) {
+      int at = wanted.find(from[i]);
+      if (at < 0 || wanted.dims[size_t(at)].axes.empty() ||
+          wanted.dims[size_t(at)].axes.back() != axes[i])
+        return broken("moves '" + axes[i].name + "', which is not the innermost axis of '" + from[i] +
+                      "'");
+      Axes rest = wanted.dims[size_t(at)].axes;
+      rest.pop_back();
+      if (wanted.dims[size_t(at)].isPadded()) return broken("moves pieces of a padded dim");
+      wanted.dims[size_t(at)] = splitDim(wanted.dims[size_t(at)], rest);
+    }
+    const Type& result = op_.result()->type;
+    for (const Dim& dim : result.dims) {
+      int at = wanted.find(dim.name);
+      if (at < 0) return broken("makes a dim '" + dim.name + "' that its operand lacks");
+      Axes& mine = wanted.dims[size_t(at)].axes;
+      Axes all = mine;
+      for (size_t i = all.size(); i < dim.axes.size(); ++i) {
+        size_t move = size_t(llvm::find(axes, dim.axes[i]) - axes.begin());
+        if (move == axes.size() || to[move] != dim.name)
+          return broken("splits '" + dim.name + "' over '" + dim.axes[i].name + "', which does not come there");
+        all.push_back(dim.axes[i]);
+      }
+      wanted.dims[size_t(at)] = splitDim(wanted.dims[size_t(at)], all);
+      if (wanted.dims[size_t(at)].isPadded()) return broken("moves pieces of a padded dim");
+    }
+    return wanted == result ? Error::success()
+                            : broken("makes " + wanted.str() + ", but its type says " + result.str());
+  }
+  Words dims = op_.attrs.words("dim");
+  if (op_.kind == OpKind::ShardSlice) dims = {op_.attrs.word("dim")};
+  for (unsigned i = 0; i < op_.operands().size(); ++i) {
+    if (i >= op_.results().size()) return broken("has not one result an operand");
+    StringRef dim = i < dims.size() ? StringRef(dims[i]) : StringRef();
+    if (Error error = commOperand(op_.operand(i)->type, op_.result(i)->type, dim, axes)) return error;
+  }
+  if (op_.isFlag("start"))
+    for (const Value* result : op_.results())
+      if (result->uses().size() != 1 || result->uses()[0].op->kind != OpKind::Wait)
+        return broken("is started, but result " + Twine(result->index()) +
+                      " has not one 'wait' as its only use");
+  return Error::success();
+}
+
+Error Sharding::run() {
+  switch (op_.kind) {
+    case OpKind::Read:
+    case OpKind::Write:
+    case OpKind::Accum: {
+      const Type& type = op_.kind == OpKind::Read ? op_.result()->type : op_.operand(0)->type;
+      if (type.partial == op_.var->type.partial) return Error::success();
+      return broken("'@" + op_.var->name + "' is partial over " + list(op_.var->type.partial) +
+                    ", the value over " + list(type.partial));
+    }
+    case OpKind::Const:
+      return op_.result()->type.partial.empty() || op_.attrs.number("value") == 0
+                 ? Error::success()
+                 : broken("is a partial sum, but not zero");
+    case OpKind::Zero:
+    case OpKind::Repeat:  // the types of what is carried are equal: the verifier's walk sees to it
+    case OpKind::Yield:
+      return Error::success();
+    case OpKind::Wait:
+      for (unsigned i = 0; i < op_.results().size(); ++i) {
+        const Op* def = i < op_.operands().size() ? op_.operand(i)->def() : nullptr;
+        if (!def || !def->isFlag("start") || op_.operand(i)->type != op_.result(i)->type)
+          return broken("waits for what was not started");
+      }
+      return Error::success();
+    case OpKind::Reshard:
+      return op_.operand(0)->type.whole() == op_.result()->type.whole()
+                 ? Error::success()
+                 : broken("changes elements, not only who holds them");
+    case OpKind::Fused:
+      for (const Op* inner : op_.body->ops)
+        if (inner->kind != OpKind::Yield)
+          if (Error error = Sharding(*inner, grid_).run()) return error;
+      if (op_.var && op_.body->ops.back()->operand(0)->type.partial != op_.var->type.partial)
+        return broken("adds what is partial over " +
+                      list(op_.body->ops.back()->operand(0)->type.partial) + " to '@" +
+                      op_.var->name + "'");
+      return Error::success();
+    case OpKind::AllReduce:
+    case OpKind::ReduceScatter:
+    case OpKind::AllGather:
+    case OpKind::AllToAll:
+    case OpKind::ShardSlice:
+    case OpKind::OneCopy:
+      return comm();
+    default:
+      break;
+  }
+  if (Error error = gather()) return error;
+  if (Error error = operands()) return error;
+  return results();
+}
+
+}  // namespace
+
+Error verifySharding(const Op& op, const Grid& grid) { return Sharding(op, grid).run(); }
+
+Error verifyGrid(const Grid& grid) {
+  llvm::StringSet<> names;
+  for (const GridAxis& axis : grid.axes) {
+    if (axis.size < 1) return broken("axis '" + axis.name + "' has " + Twine(axis.size) + " ranks");
+    if (axis.name.empty() || !names.insert(axis.name).second)
+      return broken("the grid has axis '" + axis.name + "' twice");
+  }
+  if (grid.ranks() > kMaxRanks) return broken("the grid has more than 2^20 ranks");
+  return Error::success();
+}
+
+Error verifyHeld(const Type& type, const Grid& grid) {
+  llvm::StringSet<> seen;
+  for (const Dim& dim : type.dims)
+    for (const Axis& axis : dim.axes)
+      if (!seen.insert(axis.name).second)
+        return broken("axis '" + axis.name + "' splits two dims of " + type.str());
+  Axes sorted = type.partial;
+  grid.sort(sorted);
+  if (sorted != type.partial) return broken("the partial axes of " + type.str() + " are not in order");
+  for (const Axis& axis : type.partial)
+    if (!seen.insert(axis.name).second)
+      return broken("axis '" + axis.name + "' is used twice in " + type.str());
+  return Error::success();
+}
+
+}  // namespace planc

@@ -1,0 +1,234 @@
+// Types every value from the plan's splits. For each op in order: the names it touches get axes
+// (shard_rules.cpp), which types what it takes and what it makes; where a value's type and what an op
+// takes differ there is a `reshard`, put behind the value so that all takers of a type share it.
+// Nothing here is about a particular axis, dim or layer. Tested by tests/passes/shard and, in numbers,
+// by every `planrun verify`.
+#include "passes/shard.h"
+
+#include "llvm/ADT/STLExtras.h"
+#include "passes/dead_ops.h"
+#include "passes/passes.h"
+
+namespace planc {
+
+Value* Sharder::reshard(Value* value, const Type& type) {
+  if (value->type == type) return value;
+  Value*& made = reshards_[{value, type.str()}];
+  if (made) return made;
+  Op* def = value->def();
+  Builder builder(value->block(), def ? value->block()->indexOf(def) + 1 : 0);
+  if (def) builder.loc = def->loc;
+  if (def && def->kind == OpKind::Const) {
+    // Constants are made as they are wanted; only zero is a partial sum of itself.
+    bool isZero = def->attrs.number("value") == 0;
+    Type constant = type;
+    if (!isZero) constant.partial.clear();
+    Value* fresh = builder.constant(def->attrs.number("value"), constant);
+    fresh->name = value->name;
+    if (isZero || type.partial.empty()) return made = fresh;
+    value = fresh;
+  }
+  return made = builder.value(OpKind::Reshard, {value}, type, {}, value->name);
+}
+
+void Sharder::take(Op& op, unsigned operand, const Type& type) {
+  op.setOperand(operand, reshard(op.operand(operand), type));
+}
+
+// The axes over which an op's linear operand stays partial: an axis that splits a name of the op
+// cannot also be summed over behind it.
+Axes Sharder::keptPartial(Value* value, const Assignment& assignment) {
+  Axes kept;
+  if (sums_.isReducedAtOnce(value)) return kept;
+  for (const Axis& axis : value->type.partial)
+    if (!assignment.has(axis.name)) kept.push_back(axis);
+  return kept;
+}
+
+void Sharder::operands(Op& op, const Assignment& assignment) {
+  unsigned count = unsigned(op.operands().size());
+  bool isScalar = llvm::all_of(op.operands(), [](const Value* v) { return v->type.dims.empty(); });
+  auto isConst = [&](unsigned i) {
+    return op.operand(i)->def() && op.operand(i)->def()->kind == OpKind::Const;
+  };
+  // Operands that may only be partial together: where all are, or, of scalars, where any is (what
+  // counts there is the number of messages, so one at the end beats one each).
+  Axes together;
+  bool isFirst = true;
+  for (unsigned i = 0; i < count; ++i) {
+    if (linearIn(op, i) != Linear::Together || (isConst(i) && !isScalar)) continue;
+    Axes mine = keptPartial(op.operand(i), assignment);
+    if (isScalar || isFirst) {
+      for (const Axis& axis : mine)
+        if (!hasAxis(together, axis.name)) together.push_back(axis);
+    } else {
+      llvm::erase_if(together, [&](const Axis& axis) { return !hasAxis(mine, axis.name); });
+    }
+    isFirst = false;
+  }
+  module_.grid.sort(together);
+
+  int offsets = offsetsOperand(op);
+  Axes alone;  // what operands that may be partial alone are partial over so far
+  for (unsigned i = 0; i < count; ++i) {
+    Value* value = op.operand(i);
+    Type type = assignment.apply(value->type.whole());
+    if (int(i) == offsets) {
+      for (const auto& [name, axes] : assignment.names)
+        for (const Dim& dim : dimsOf(op))
+          if (dim.name == name && dim.isRagged()) type.partial = axes;
+      module_.grid.sort(type.partial);
+    } else if (linearIn(op, i) == Linear::Together) {
+      type.partial = together;
+    } else if (linearIn(op, i) == Linear::Alone) {
+      for (const Axis& axis : keptPartial(value, assignment))
+        if (!hasAxis(alone, axis.name)) type.partial.push_back(axis);
+      alone.append(type.partial.begin(), type.partial.end());
+    }
+    take(op, i, type);
+  }
+}
+
+void Sharder::results(Op& op, const Assignment& assignment) {
+  Axes from;
+  for (unsigned i = 0; i < op.operands().size(); ++i)
+    if (linearIn(op, i) != Linear::No)
+      for (const Axis& axis : op.operand(i)->type.partial)
+        if (!hasAxis(from, axis.name)) from.push_back(axis);
+  for (Value* result : op.results()) {
+    Type type = assignment.apply(result->type.whole());
+    type.partial = summedAxes(module_.grid, assignment, type);
+    type.partial.append(from.begin(), from.end());
+    module_.grid.sort(type.partial);
+    result->type = type;
+  }
+}
+
+// Over a split vocabulary: each rank's log-sum-exp over its piece, which all ranks then have of each
+// other (a number a token and rank), and the target's logit, which one rank has. Logits stay where
+// they are.
+void Sharder::crossEntropy(Op& op, const Assignment& assignment) {
+  llvm::ArrayRef<Axis> pieces = assignment.of(op.attrs.word("over"));
+  operands(op, assignment);
+  Value *logits = op.operand(0), *targets = op.operand(1), *count = op.operand(2);
+  Value *loss = op.result(0), *lse = op.result(1);
+  Builder builder(op.parent(), op.parent()->indexOf(&op));
+  builder.loc = op.loc;
+  std::string part = "part";
+  while (logits->type.has(part)) part += "_";
+
+  Assignment split = assignment;
+  split.add(part, pieces);
+  Type picked = lse->type.whole();
+  Type lses = picked;
+  lses.dims.insert(lses.dims.begin(), Dim{part, ranksOver(pieces)});
+  Op* parts = builder.create(OpKind::CrossEntropyPart, {logits, targets}, {lses, picked},
+                             {{"over", op.attrs.word("over")}, {"part", part}});
+  parts->result(0)->name = lse->name;
+  parts->result(1)->name = "picked";
+  results(*parts, split);
+
+  Type lseType = assignment.apply(lse->type.whole());
+  Type gathered = lseType;
+  gathered.dims.insert(gathered.dims.begin(), Dim{part, ranksOver(pieces)});
+  Value* all = builder.value(OpKind::Reshard, {parts->result(0)}, gathered, {}, lse->name);
+  Value* total =
+      builder.value(OpKind::LogSumExp, {all}, lseType, {{"over", part}}, lse->name);
+  Value* mine = builder.value(OpKind::Reshard, {parts->result(1)}, lseType, {}, "picked");
+  Op* sum = builder.create(OpKind::CrossEntropyTotal, {targets, total, mine, count},
+                           {loss->type.whole()}, {{"scale", op.attrs.number("scale", 1)}}, nullptr,
+                           loss->name);
+  Assignment tokens = assignment;
+  llvm::erase_if(tokens.names, [&](const auto& n) { return n.first == op.attrs.word("over"); });
+  results(*sum, tokens);
+  loss->replaceAllUsesWith(sum->result());
+  lse->replaceAllUsesWith(total);
+  op.erase();
+}
+
+// What a repeat carries is held by its own names, and is never partial.
+void Sharder::repeat(Op& op) {
+  for (unsigned i = 0; i < op.operands().size(); ++i) {
+    Type whole = op.operand(i)->type.whole();
+    Type type = rules_.assign(whole).apply(whole);
+    take(op, i, type);
+    op.body->args()[i]->type = type;
+    op.result(i)->type = type;
+  }
+  block(*op.body);
+}
+
+// The optimizer's state may be held in smaller pieces than the plan's splits say (`shard`): the
+// step's ops work on the pieces of their most split operand.
+void Sharder::updateOp(Op& op) {
+  const Value* most = nullptr;
+  for (const Value* value : op.operands())
+    if (!most || ranksOver(value->type.splitAxes()) > ranksOver(most->type.splitAxes())) most = value;
+  Assignment assignment;
+  if (most)
+    for (const Dim& dim : most->type.dims)
+      if (dim.isSplit()) assignment.add(dim.name, dim.axes);
+  operands(op, assignment);
+  results(op, assignment);
+}
+
+void Sharder::op(Op& op) {
+  switch (op.kind) {
+    case OpKind::Read: {
+      Type& type = op.result()->type;
+      const Type& held = op.var->type;
+      for (Dim& dim : type.dims) dim = held.dims[size_t(held.find(dim.name))];
+      type.partial = held.partial;
+      return;
+    }
+    case OpKind::Const:
+    case OpKind::Zero:
+      return;
+    case OpKind::Accum:
+      accums_.push_back(&op);
+      return;
+    case OpKind::Write:
+      return take(op, 0, op.var->slice(op.parent()->enclosing()));
+    case OpKind::Repeat:
+      return repeat(op);
+    case OpKind::Yield:
+      for (unsigned i = 0; i < op.operands().size(); ++i)
+        take(op, i, op.parent()->owner()->body->args()[i]->type);
+      return;
+    default:
+      break;
+  }
+  if (isUpdate_) return updateOp(op);
+  Assignment assignment = rules_.assign(op);
+  if (op.kind == OpKind::CrossEntropy && !assignment.of(op.attrs.word("over")).empty())
+    return crossEntropy(op, assignment);
+  operands(op, assignment);
+  results(op, assignment);
+}
+
+void Sharder::block(Block& block) {
+  // Typing an op puts others around it.
+  for (Op* o : std::vector<Op*>(block.ops)) op(*o);
+}
+
+void Sharder::run() {
+  if (module_.level != Level::Model) {
+    diags_.report({}, Diag::PassOrder, "shard", "a module of the model's level");
+    return;
+  }
+  module_.level = Level::Sharded;
+  if (module_.grid.ranks() == 1) return;
+  typeVariables();
+  for (const auto& function : module_.functions)
+    if (function->name != "update") block(*function->body);
+  finishSums();
+  if (Function* update = module_.findFunction("update")) {
+    isUpdate_ = true;
+    block(*update->body);
+  }
+  eraseDeadOps(module_);
+}
+
+void shard(Module& module, Diagnostics& diags) { Sharder(module, diags).run(); }
+
+}  // namespace planc

@@ -1,0 +1,108 @@
+// The state of the `shard` pass: shard_rules.cpp (which axes an op's names get), shard_partial.cpp
+// (where partial sums stay partial), shard_storage.cpp (how variables are held) and shard.cpp (the
+// walk that types every value).
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ir/diagnostics.h"
+#include "ir/op.h"
+#include "ir/sharding.h"
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/DenseSet.h"
+#include "llvm/ADT/StringSet.h"
+
+namespace planc {
+
+// What the plan's splits say of names, with what follows from them: kv heads follow heads, packed
+// rows follow the tokens they are made of.
+class SplitRules {
+ public:
+  // Cuts axes of the module's grid into parts where a follower needs only a part.
+  explicit SplitRules(Module& module);
+
+  // The axes that an op's names get.
+  Assignment assign(const Op& op) const;
+  // The axes that a value's or variable's own names get. Tokens are read where they are wanted:
+  // `strictOnly` leaves out weak splits.
+  Assignment assign(const Type& type, bool strictOnly = false) const;
+  // Whether a dim may be cut unevenly: tokens index it, so padding is never looked up.
+  bool isVocabulary(llvm::StringRef dim) const { return vocabularies_.contains(dim); }
+
+ private:
+  struct Rule {
+    std::string dim;
+    Axes axes;
+    bool weak;
+    Loc loc;
+  };
+  void followHeads(Module& module);
+  void followTokens(const Module& module);
+  Assignment handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly) const;
+
+  std::vector<Rule> rules_;  // strict ones first, each kind in the plan's order
+  llvm::StringSet<> vocabularies_;
+  llvm::StringSet<> routed_;  // dims that a route needs whole, so that every op on its rows does
+};
+
+// Where partial sums stay partial: through linear ops, as long as adding them up later moves fewer
+// bytes. See shard_partial.cpp.
+class PartialSums {
+ public:
+  PartialSums(const Module& module, const SplitRules& rules);
+  // Whether a partial value is to be added up where it is made, for all its uses.
+  bool isReducedAtOnce(const Value* value) const { return reduced_.contains(value); }
+
+ private:
+  void estimate(const Block& block);
+  Axes possible(const Value* value) const { return possible_.lookup(value); }
+  int64_t laterCost(const Value* value);
+  int64_t useCost(const Value* value, const Use& use);
+
+  const Module& module_;
+  const SplitRules& rules_;
+  llvm::DenseMap<const Value*, Axes> possible_;  // over which it would be partial if nothing was reduced
+  llvm::DenseMap<const Value*, int64_t> later_;
+  llvm::DenseSet<const Value*> reduced_;
+};
+
+class Sharder {
+ public:
+  Sharder(Module& module, Diagnostics& diags)
+      : module_(module), diags_(diags), rules_(module), sums_(module, rules_) {}
+  void run();
+
+ private:
+  // shard_storage.cpp
+  void typeVariables();
+  void typeSlot(Variable& slot);
+  Type wanted(const Value* value, const Use& use) const;
+  void addShards(Type& type, const Words& stack, llvm::StringRef what) const;
+  void finishSums();
+  void addReduce(const std::vector<std::pair<Variable*, Variable*>>& sums);
+
+  // shard.cpp
+  void block(Block& block);
+  void op(Op& op);
+  void repeat(Op& op);
+  void crossEntropy(Op& op, const Assignment& assignment);
+  void operands(Op& op, const Assignment& assignment);
+  void results(Op& op, const Assignment& assignment);
+  void take(Op& op, unsigned operand, const Type& type);
+  void updateOp(Op& op);
+  Value* reshard(Value* value, const Type& type);
+  Axes keptPartial(Value* value, const Assignment& assignment);
+
+  Module& module_;
+  Diagnostics& diags_;
+  SplitRules rules_;
+  PartialSums sums_;
+  bool isUpdate_ = false;
+  std::vector<Op*> accums_;  // their variables' partial sums are known at the end
+  std::map<std::pair<const Value*, std::string>, Value*> reshards_;
+};
+
+}  // namespace planc

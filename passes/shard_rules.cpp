@@ -1,0 +1,173 @@
+// Which axes the names of an op get: the plan's strict splits in the plan's order, then the weak ones;
+// an axis that one name of the op has is not handed out again. Names that the plan does not mention
+// but that stand for the same elements as one that it does follow that one.
+#include <numeric>
+
+#include "llvm/ADT/STLExtras.h"
+#include "passes/shard.h"
+
+namespace planc {
+
+SplitRules::SplitRules(Module& module) {
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](const Op* op) {
+      bool isTable = op->kind == OpKind::Lookup || op->kind == OpKind::LookupGrad ||
+                     op->kind == OpKind::CrossEntropy || op->kind == OpKind::CrossEntropyGrad;
+      if (isTable) vocabularies_.insert(op->attrs.word("over"));
+      if (op->kind == OpKind::Route && op->attrs.has("seq")) routed_.insert(op->attrs.word("seq"));
+    });
+  followHeads(module);
+  for (bool weak : {false, true})
+    for (const Split& split : module.splits) {
+      if (split.weak != weak) continue;
+      Rule rule{split.dim, {}, weak, split.loc};
+      for (const std::string& axis : split.axes)
+        for (const Axis& part : module.grid.find(axis))
+          if (part.size > 1) rule.axes.push_back(part);
+      if (!rule.axes.empty()) rules_.push_back(std::move(rule));
+    }
+  followTokens(module);
+}
+
+// Cuts an axis of the grid into parts that end at these products of ranks: 8 ranks at {4} are 4 x 2.
+// The parts are called `tensor_a`, `tensor_b`, ..., the outermost first.
+static void cutAxis(Grid& grid, llvm::StringRef axis, const std::set<int64_t>& at) {
+  auto whole = llvm::find_if(grid.axes, [&](const GridAxis& a) { return a.name == axis; });
+  std::vector<GridAxis> parts;
+  int64_t done = 1;
+  auto part = [&](int64_t until) {
+    if (until % done != 0 || whole->size % until != 0 || until == done) return;
+    parts.push_back({"", until / done, whole->name});
+    done = until;
+  };
+  for (int64_t until : at) part(until);
+  part(whole->size);
+  std::string mark = "_";
+  auto isTaken = [&](llvm::StringRef name) {
+    return llvm::any_of(grid.axes, [&](const GridAxis& a) { return a.name == name; });
+  };
+  for (size_t i = 0; i < parts.size(); ++i)
+    while (isTaken(axis.str() + mark + char('a' + i))) mark += "_";
+  for (size_t i = 0; i < parts.size(); ++i) parts[i].name = axis.str() + mark + char('a' + i);
+  auto place = grid.axes.erase(whole);
+  grid.axes.insert(place, parts.begin(), parts.end());
+}
+
+// kv heads that no split names are held by the ranks that hold their heads: over as many of the heads'
+// axes as divide them, the outermost first, and over a part of the next.
+void SplitRules::followHeads(Module& module) {
+  struct Pair {
+    std::string kv, head;
+    int64_t count;  // of kv heads
+  };
+  std::vector<Pair> pairs;
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](const Op* op) {
+      std::string kv = op->attrs.word("kv"), head = op->attrs.word("head");
+      auto isKv = [&](const auto& named) { return named == kv; };
+      if (op->kind != OpKind::Attend || kv.empty() || kv == head ||
+          llvm::any_of(module.splits, [&](const Split& s) { return isKv(s.dim); }) ||
+          llvm::any_of(pairs, [&](const Pair& p) { return isKv(p.kv); }))
+        return;
+      pairs.push_back({kv, head, op->operand(1)->type.size(kv)});
+    });
+  auto splitOf = [&](llvm::StringRef dim) {
+    return llvm::find_if(module.splits, [&](const Split& s) { return s.dim == dim && !s.weak; });
+  };
+  std::map<std::string, std::set<int64_t>> cuts;
+  for (const Pair& pair : pairs) {
+    auto split = splitOf(pair.head);
+    if (split == module.splits.end()) continue;
+    int64_t left = pair.count;
+    for (const std::string& axis : split->axes) {
+      int64_t size = ranksOver(module.grid.find(axis)), outer = std::gcd(left, size);
+      if (outer != size && outer != 1) cuts[axis].insert(outer);
+      if (outer != size) break;
+      left /= outer;
+    }
+  }
+  for (const auto& [axis, at] : cuts) cutAxis(module.grid, axis, at);
+  for (const Pair& pair : pairs) {
+    auto split = splitOf(pair.head);
+    if (split == module.splits.end()) continue;
+    Split follows{pair.kv, {}, false, split->loc};
+    int64_t left = pair.count;
+    for (const std::string& axis : split->axes)
+      for (const Axis& part : module.grid.find(axis)) {
+        if (left == 0 || left % part.size != 0) {
+          left = 0;
+          continue;
+        }
+        left /= part.size;
+        follows.axes.push_back(part.name);
+      }
+    if (!follows.axes.empty()) module.splits.insert(split + 1, std::move(follows));
+  }
+}
+
+// Packed rows are split as the tokens that they are made of.
+void SplitRules::followTokens(const Module& module) {
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->kind != OpKind::Dispatch) return;
+      const Dim* rows = llvm::find_if(op->result()->type.dims, [](const Dim& d) { return d.isRagged(); });
+      if (rows == op->result()->type.dims.end() ||
+          llvm::any_of(rules_, [&](const Rule& rule) { return rule.dim == rows->name; }))
+        return;
+      Rule follows{rows->name, {}, false, {}};
+      size_t last = 0;
+      for (const Dim& dim : op->operand(1)->type.dims)
+        for (size_t i = 0; i < rules_.size(); ++i)
+          if (rules_[i].dim == dim.name && !rules_[i].weak && !routed_.contains(dim.name)) {
+            follows.axes.append(rules_[i].axes.begin(), rules_[i].axes.end());
+            last = i;
+          }
+      if (!follows.axes.empty()) rules_.insert(rules_.begin() + long(last) + 1, follows);
+    });
+}
+
+Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly) const {
+  Assignment assignment;
+  auto isFree = [&](const Axis& axis, llvm::StringRef name) {
+    return llvm::none_of(assignment.names, [&](const auto& entry) {
+      return hasAxis(entry.second, axis.name) &&
+             (entry.first == name || !op || !mayShareAxes(*op, entry.first, name));
+    });
+  };
+  for (const Rule& rule : rules_) {
+    if (rule.weak && (strictOnly || (op && op->has(Packs)))) continue;
+    auto dim = llvm::find_if(dims, [&](const Dim& d) { return d.name == rule.dim; });
+    if (dim == dims.end()) continue;
+    // A cross-entropy over a split vocabulary is made of parts.
+    bool isMadeOfParts = op && op->kind == OpKind::CrossEntropy && rule.dim == op->attrs.word("over");
+    if (op && !isMadeOfParts && dimRole(*op, rule.dim) == DimRole::Special) continue;
+    if (op && op->has(Packs) && routed_.contains(rule.dim)) continue;
+    Axes axes;
+    for (const Axis& axis : rule.axes)
+      if (isFree(axis, rule.dim)) axes.push_back(axis);
+    // A weak split takes all of its axes or none: with a part, the rest would be gathered apart.
+    if (axes.empty() || (rule.weak && axes.size() < rule.axes.size())) continue;
+    int64_t ranks = saturatingMul(ranksOver(axes), ranksOver(assignment.of(rule.dim)));
+    if (dim->all() % ranks != 0 && !isVocabulary(rule.dim)) continue;
+    assignment.add(rule.dim, axes);
+  }
+  // Names that share axes are cut alike: the kv heads of a piece of the heads are its own only when
+  // their axes lead the heads'.
+  if (op && (op->kind == OpKind::Attend || op->kind == OpKind::AttendGrad))
+    for (auto& [name, axes] : assignment.names)
+      if (name == op->attrs.word("kv") && name != op->attrs.word("head")) {
+        llvm::ArrayRef<Axis> head = assignment.of(op->attrs.word("head"));
+        size_t shared = 0;
+        while (shared < axes.size() && shared < head.size() && axes[shared] == head[shared]) ++shared;
+        axes.resize(shared);
+      }
+  return assignment;
+}
+
+Assignment SplitRules::assign(const Op& op) const { return handOut(dimsOf(op), &op, false); }
+
+Assignment SplitRules::assign(const Type& type, bool strictOnly) const {
+  return handOut(type.dims, nullptr, strictOnly);
+}
+
+}  // namespace planc

@@ -1,0 +1,186 @@
+// How variables are held. Weights and what belongs to them by their own names, plus what `shard` asks
+// for; saved activations as their readers want them; sums of a step partial, until @reduce adds them
+// up over ranks once.
+#include "llvm/ADT/STLExtras.h"
+#include "passes/shard.h"
+
+namespace planc {
+
+// Puts the axes that `shard` gives to `what` (optimizer, gradients or weights) on dims that they
+// divide, outermost first. What no dim takes stays whole: every rank then does the same work on it.
+void Sharder::addShards(Type& type, const Words& stack, llvm::StringRef what) const {
+  // Each kind of shard includes those before it; later kinds go first, so that smaller pieces nest.
+  static const llvm::StringRef kKinds[] = {"weights", "gradients", "optimizer"};
+  auto put = [&](llvm::ArrayRef<Axis> axes) {
+    for (size_t i = stack.size(); i < type.dims.size(); ++i) {
+      Dim& dim = type.dims[i];
+      if (axes.empty() || dim.isPadded() || dim.isRagged() || dim.size % ranksOver(axes) != 0)
+        continue;
+      Axes all = dim.axes;
+      all.append(axes.begin(), axes.end());
+      dim = splitDim(dim, all);
+      return true;
+    }
+    return axes.empty();
+  };
+  for (llvm::StringRef kind : kKinds) {
+    for (const Shard& shard : module_.shards) {
+      if (shard.what != kind) continue;
+      Axes axes, taken = type.splitAxes();
+      for (const std::string& name : shard.axes)
+        for (const Axis& axis : module_.grid.find(name))
+          if (axis.size > 1 && !hasAxis(taken, axis.name)) axes.push_back(axis);
+      if (put(axes)) continue;
+      for (const Axis& axis : axes) put(axis);
+    }
+    if (kind == what) return;
+  }
+}
+
+void Sharder::typeVariables() {
+  llvm::StringSet<> copied;  // weights that compute in a copy: the weight itself is optimizer state
+  for (const auto& var : module_.vars)
+    if (var->kind == VarKind::Copy) copied.insert(var->of);
+  for (const auto& var : module_.vars) {
+    Type& type = var->type;
+    switch (var->kind) {
+      case VarKind::Input:
+        type = rules_.assign(type, true).apply(type);
+        break;
+      case VarKind::Slot:
+        typeSlot(*var);
+        break;
+      case VarKind::Weight:
+      case VarKind::Copy:
+      case VarKind::Gradient:
+      case VarKind::Moment:
+        type = rules_.assign(type).apply(type);
+        addShards(type, var->stack,
+                  var->kind == VarKind::Moment || copied.contains(var->name) ? "optimizer"
+                  : var->kind == VarKind::Gradient                          ? "gradients"
+                                                                            : "weights");
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+// The type in which a use takes a value.
+Type Sharder::wanted(const Value* value, const Use& use) const {
+  const Op& op = *use.op;
+  if (op.results().empty() || op.kind == OpKind::Repeat)
+    return rules_.assign(value->type).apply(value->type);
+  Assignment assignment = rules_.assign(op);
+  Type type = assignment.apply(value->type);
+  if (int(use.index) == offsetsOperand(op))
+    for (const Dim& dim : dimsOf(op))
+      if (dim.isRagged()) {
+        llvm::ArrayRef<Axis> axes = assignment.of(dim.name);
+        type.partial.assign(axes.begin(), axes.end());
+        module_.grid.sort(type.partial);
+      }
+  return type;
+}
+
+// A saved value is held as its readers want it when the forward has it so, or makes it so for a use of
+// its own: what the forward gathers is kept, unless the plan says to gather again. Else by its names.
+void Sharder::typeSlot(Variable& slot) {
+  const Value* value = nullptr;
+  std::vector<Type> wants;
+  for (const auto& function : module_.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->var != &slot) return;
+      if (op->kind == OpKind::Write) value = op->operand(0);
+      if (op->kind != OpKind::Read) return;
+      for (const Use& use : op->result()->uses()) wants.push_back(wanted(op->result(), use));
+    });
+  if (!value) return;
+  Type held = rules_.assign(value->type).apply(value->type);
+  Type made = held;
+  if (const Op* def = value->def(); def && def->kind != OpKind::Repeat && def->kind != OpKind::Read) {
+    Assignment assignment = rules_.assign(*def);
+    made = assignment.apply(value->type);
+    if (def->kind == OpKind::Route) made.partial = summedAxes(module_.grid, assignment, made);
+  }
+  bool gathersAgain = llvm::is_contained(module_.settings.words("recompute"), "gather");
+  bool isGathered = llvm::any_of(value->uses(), [&](const Use& use) {
+    return use.op->kind != OpKind::Write && !wants.empty() && wanted(value, use) == wants.front();
+  });
+  bool isAgreed = llvm::all_of(wants, [&](const Type& want) { return want == wants.front(); });
+  if (wants.empty()) held = made;
+  else if (isAgreed && (wants.front() == made || (isGathered && !gathersAgain)))
+    held = wants.front();
+  Type type = slot.type;
+  type.dims.truncate(slot.stack.size());
+  type.dims.append(held.dims.begin(), held.dims.end());
+  type.partial = held.partial;
+  slot.type = type;
+}
+
+// Every accumulation of the step is typed: a variable is partial over what any of them is partial
+// over. It then becomes this rank's sum, and @reduce makes the variable of its name from it.
+void Sharder::finishSums() {
+  llvm::DenseMap<const Variable*, Axes> partial;
+  for (const Op* op : accums_) {
+    Axes& axes = partial[op->var];
+    if (sums_.isReducedAtOnce(op->operand(0))) continue;
+    for (const Axis& axis : op->operand(0)->type.partial)
+      if (!hasAxis(op->var->type.splitAxes(), axis.name) && !hasAxis(axes, axis.name))
+        axes.push_back(axis);
+  }
+  std::vector<std::pair<Variable*, Variable*>> sums;
+  for (size_t i = 0, count = module_.vars.size(); i < count; ++i) {
+    Variable& var = *module_.vars[i];
+    Axes axes = partial.lookup(&var);
+    if (axes.empty()) continue;
+    module_.grid.sort(axes);
+    Variable whole = var;
+    if (var.kind == VarKind::Gradient) addShards(whole.type, var.stack, "optimizer");
+    std::string name = var.name;
+    var.type.partial = axes;
+    var.kind = VarKind::Sum;
+    var.of = name;
+    module_.rename(var, name + ".sum");
+    sums.push_back({&var, module_.addVar(std::move(whole))});
+  }
+  for (Op* op : accums_) take(*op, 0, op->var->slice(op->parent()->enclosing()).withElem(
+                                          op->operand(0)->type.elem));
+  if (!sums.empty()) addReduce(sums);
+}
+
+// @reduce, and the step reads what it makes. Stacks whose sums are scattered go layer by layer: the
+// piece that a rank keeps is then contiguous.
+void Sharder::addReduce(const std::vector<std::pair<Variable*, Variable*>>& sums) {
+  if (Function* update = module_.findFunction("update"))
+    walk(*update->body, [&](Op* op) {
+      for (const auto& [sum, whole] : sums)
+        if (op->var == sum) op->var = whole;
+    });
+  Function* function = module_.addFunction("reduce");
+  auto at = llvm::find_if(module_.schedule, [](const Call& c) { return c.function == "update"; });
+  module_.schedule.insert(at, {"reduce", -1});
+
+  std::vector<Words> stacks{{}};
+  auto stackOf = [](Variable* sum, Variable* whole) {
+    return sum->type.dims == whole->type.dims ? Words() : sum->stack;
+  };
+  for (const auto& [sum, whole] : sums)
+    if (Words stack = stackOf(sum, whole); !llvm::is_contained(stacks, stack)) stacks.push_back(stack);
+  for (const Words& stack : stacks) {
+    Block* block = function->body.get();
+    for (const auto& [sum, whole] : sums) {
+      if (stackOf(sum, whole) != stack) continue;
+      if (block == function->body.get())
+        for (const std::string& dim : stack)
+          block = Builder(block).repeat(dim, sum->type.size(dim), false, {})->body.get();
+      Builder builder(block);
+      builder.loc = sum->loc;
+      Value* mine = builder.read(sum);
+      builder.write(whole, reshard(mine, whole->slice(block->enclosing())));
+    }
+    for (; block->owner(); block = block->owner()->parent()) Builder(block).create(OpKind::Yield, {}, {});
+  }
+}
+
+}  // namespace planc
