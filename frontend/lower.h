@@ -188,6 +188,7 @@ class Lowering {
   Item lowerDropout(BoundArgs& args);
   Item lowerSlice(BoundArgs& args);
   Item lowerRoute(BoundArgs& args);
+  void lowerPenalty(const Op& route, double factor);
   Item lowerDispatch(BoundArgs& args);
   Item lowerCombine(BoundArgs& args);
   Value* lowerCrossEntropy(const ast::Expr& call);

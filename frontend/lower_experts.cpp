@@ -52,33 +52,45 @@ Item Lowering::lowerRoute(BoundArgs& args) {
   if (!fits(choice, loc)) return poison();
   Attrs attrs{{"over", over.name},       {"top", top},
               {"score", args[4].word},   {"normalise", int64_t(args[5].number)},
-              {"scale", args[6].number}, {"balance", args[2].number},
-              {"per", args[8].word},     {"capacity", capacity}};
+              {"scale", args[6].number}, {"per", args[8].word},
+              {"capacity", capacity}};
   if (length) attrs.set("seq", "seq");
   Type offsets{Elem::I32, {Dim{"bound", over.size + 1, ""}}};
-  Op* op =
-      at(loc).create(OpKind::Route, {s.value},
-                     {choice, choice.withElem(scalar_), choice, offsets, Type{scalar_, {}}}, attrs);
-  for (auto [i, name] :
-       {std::pair(0u, "choice"), {1u, "gate"}, {2u, "row"}, {3u, "offsets"}, {4u, "penalty"}})
-    op->result(i)->name = name;
+  Type sums{scalar_, {over}};  // the groups of the penalty, and the experts
+  if (perSequence) sums = s.value->type.without("seq").withElem(scalar_);
+  Op* op = at(loc).create(OpKind::Route, {s.value},
+                          {choice, choice.withElem(scalar_), choice, offsets, sums, sums}, attrs);
+  unsigned i = 0;
+  for (const char* name : {"choice", "gate", "row", "offsets", "load", "share"})
+    op->result(i++)->name = name;
   routing->gate = op->result(1);
   routing->row = op->result(2);
   routing->offsets = op->result(3);
   if (args[2].number > 0) {
-    addLoss(op->result(4), true);
-    Value* penalty = op->result(4);
-    Type type{scalar_, {}};
-    if (settings_.microbatches > 1)
-      penalty = builder_.value(
-          OpKind::Mul, {penalty, builder_.constant(1.0 / double(settings_.microbatches), type)},
-          type);
-    builder_.create(OpKind::Accum, {penalty}, {}, {}, metric("penalty", scalar_));
+    double groups = double(perSequence ? sequences : 1), perGroup = double(tokens) / groups;
+    double load = double(over.size) / (double(top) * perGroup);
+    lowerPenalty(*op, args[2].number * load / perGroup / groups);
   }
   Item item;
   item.kind = Item::Route;
   item.routing = std::move(routing);
   return item;
+}
+
+// The mean over groups of sum_e f_e P_e, where f_e = experts/(top*T) * load and P_e = share/T for a
+// group of T tokens. `factor` is all that does not depend on the tokens.
+void Lowering::lowerPenalty(const Op& route, double factor) {
+  Type scalar{scalar_, {}};
+  Value* product = builder_.elementwise(OpKind::Mul, {route.result(4), route.result(5)});
+  Value* sum = builder_.value(OpKind::Sum, {product}, scalar);
+  Value* penalty =
+      builder_.value(OpKind::Mul, {sum, builder_.constant(factor, scalar)}, scalar, {}, "penalty");
+  addLoss(penalty, true);
+  if (settings_.microbatches > 1)
+    penalty = builder_.value(
+        OpKind::Mul, {penalty, builder_.constant(1.0 / double(settings_.microbatches), scalar)},
+        scalar);
+  builder_.create(OpKind::Accum, {penalty}, {}, {}, metric("penalty", scalar_));
 }
 
 // [expert, slot, ...]: the slot is the declared dim that is neither the experts' nor the operand's.

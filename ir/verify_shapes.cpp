@@ -497,7 +497,9 @@ Error Shapes::route() const {
     return broken("offsets must have " + Twine(experts + 1) + " elements");
   if (routedRows(op_.operand(0)->type, op_.attrs) > INT32_MAX)
     return broken("makes more rows than an i32 counts");
-  return expectDims("the penalty", out(4), {});
+  Dims sums = per == "sequence" ? less(in(0), {word("seq")}) : Dims{*findDim(in(0), over)};
+  TRY(expectDims("the load", out(4), sums));
+  return expectDims("the share", out(5), sums);
 }
 
 Error Shapes::routeGrad() const {
@@ -508,8 +510,7 @@ Error Shapes::routeGrad() const {
   const Op& route = *choice->def();
   if (route.operand(0)->type.dims != in(0) || route.attrs.word("over") != word("over"))
     return broken("the scores are not those of the route");
-  for (StringRef key :
-       {"top", "score", "per", "normalise", "scale", "balance", "capacity", "seq"}) {
+  for (StringRef key : {"top", "score", "per", "normalise", "scale", "capacity", "seq"}) {
     const Attr *mine = op_.attrs.find(key), *its = route.attrs.find(key);
     if (bool(mine) != bool(its) || (mine && *mine != *its))
       return broken("'" + key + "' differs from the route's");
@@ -520,7 +521,7 @@ Error Shapes::routeGrad() const {
   TRY(expectDims("operand 1", in(1), choice->type.dims));
   TRY(expectDims("operand 2", in(2), in(1)));
   TRY(expectDims("operand 3", in(3), in(1)));
-  TRY(expectDims("operand 4", in(4), {}));
+  TRY(expectDims("operand 4", in(4), route.result(5)->type.dims));
   return expectDims("the result", out(), in(0));
 }
 

@@ -62,6 +62,12 @@ Variable* saveValue(Module& module, Value* value) {
   return slot;
 }
 
+// A comparison is flat where it does not jump, and so is an expert's load: it counts choices.
+static bool carriesGradient(const Op& op, unsigned result) {
+  if (op.kind == OpKind::Ge || (op.kind == OpKind::Route && result == 4)) return false;
+  return isFloat(op.result(result)->type.elem);
+}
+
 void Autodiff::findActive(const Block& block) {
   for (const Op* op : block.ops) {
     bool isActive = op->kind == OpKind::Read && op->var->kind == VarKind::Weight;
@@ -79,9 +85,9 @@ void Autodiff::findActive(const Block& block) {
       }
       for (size_t i = 0; i < op->results().size(); ++i)
         if (active_.contains(op->body->args()[i])) active_.insert(op->result(unsigned(i)));
-    } else if (isActive && op->kind != OpKind::Ge) {
-      for (Value* result : op->results())
-        if (isFloat(result->type.elem)) active_.insert(result);
+    } else if (isActive) {
+      for (unsigned i = 0; i < op->results().size(); ++i)
+        if (carriesGradient(*op, i)) active_.insert(op->result(i));
     }
   }
 }

@@ -157,18 +157,18 @@ void Autodiff::joinRule(Op& op, Value* dy) {
 
 void Autodiff::routeRule(Op& op) {
   Value* gate = op.result(1);
-  Value* penalty = op.result(4);
+  Value* share = op.result(5);
   auto gradientOf = [&](Value* value) {
     Value* gradient = gradients_.lookup(value);
     return gradient ? gradient : back_->constant(0, value->type);
   };
   Value* dgate = gradientOf(gate);
-  Value* dpenalty = gradientOf(penalty);
+  Value* dshare = gradientOf(share);
   Value* scores = op.operand(0);
-  addGradient(scores, back_->value(OpKind::RouteGrad,
-                                   {saved(scores), saved(op.result(0)), saved(op.result(2)), dgate,
-                                    dpenalty},
-                                   scores->type, op.attrs));
+  addGradient(scores,
+              back_->value(OpKind::RouteGrad,
+                           {saved(scores), saved(op.result(0)), saved(op.result(2)), dgate, dshare},
+                           scores->type, op.attrs));
 }
 
 void Autodiff::rule(Op& op) {

@@ -15,13 +15,13 @@ Array zerosLike(const Type& type) { return Array(size_t(type.elements()), 0.0); 
 // The tokens of a routing in their order, each with its experts' scores.
 struct Tokens {
   struct Token {
-    std::vector<int64_t> index;       // in `space`
-    int64_t group = 0, sequence = 0;  // which penalty group and which sequence it is in
-    Array score, share;               // by expert: the score, and its part of the scores' sum
+    std::vector<int64_t> index;  // in `space`
+    int64_t sequence = 0;        // which one it is in
+    Array score, share;          // by expert: the score, and its part of the scores' sum
   };
   std::string over;
   bool isSoftmax;
-  int64_t experts, top, groups = 1, positions = 1;
+  int64_t experts, top, positions = 1;
   Space space;  // the token dims, in the order of `choice` (or of the scores, for the gradient)
   std::vector<Token> tokens;
 
@@ -42,13 +42,10 @@ struct Tokens {
       others = others.without(seq);
     }
     Steps inOthers = space.steps(others);
-    bool perSequence = op.attrs.word("per") == "sequence";
-    if (perSequence) groups = others.elements();
     space.each([&](Index i) {
       Token token;
       token.index = i.vec();
       token.sequence = inOthers.at(i);
-      token.group = perSequence ? token.sequence : 0;
       double most = -INFINITY, total = 0;
       for (int64_t e = 0; e < experts; ++e) {
         token.score.push_back(scores[size_t(in.at(i) + e * stepAlong(type, over))]);
@@ -72,19 +69,7 @@ struct Tokens {
     }
     return "";
   }
-
-  double tokensPerGroup() const { return double(tokens.size()) / double(groups); }
 };
-
-// What a share of a group's scores costs: experts / (top * T) * (choices of the expert).
-std::vector<Array> loads(const Tokens& routing, const std::vector<std::vector<int64_t>>& choices) {
-  std::vector<Array> load(size_t(routing.groups), Array(size_t(routing.experts), 0.0));
-  double one = double(routing.experts) / (double(routing.top) * routing.tokensPerGroup());
-  for (size_t t = 0; t < choices.size(); ++t) {
-    for (int64_t e : choices[t]) load[size_t(routing.tokens[t].group)][size_t(e)] += one;
-  }
-  return load;
-}
 
 }  // namespace
 
@@ -143,21 +128,28 @@ Arrays referenceRoute(const Op& op, const Array& scores) {
     offsets[size_t(e) + 1] = next;
   }
 
-  double penalty = 0;
-  std::vector<Array> load = loads(routing, choices);
-  for (const auto& token : routing.tokens) {
+  // Dims that these lack are summed: the tokens of a group.
+  const Type &loadType = op.result(4)->type, &shareType = op.result(5)->type;
+  Array load = zerosLike(loadType), share = zerosLike(shareType);
+  Steps inLoad = routing.space.steps(loadType), inShare = routing.space.steps(shareType);
+  for (size_t t = 0; t < choices.size(); ++t) {
+    const auto& token = routing.tokens[t];
+    for (int64_t e : choices[t]) {
+      load[size_t(inLoad.at(token.index) + e * stepAlong(loadType, routing.over))] += 1;
+    }
     for (int64_t e = 0; e < experts; ++e) {
-      penalty += load[size_t(token.group)][size_t(e)] * token.share[size_t(e)] /
-                 routing.tokensPerGroup() / double(routing.groups);
+      share[size_t(inShare.at(token.index) + e * stepAlong(shareType, routing.over))] +=
+          token.share[size_t(e)];
     }
   }
-  return {choice, gate, row, offsets, {penalty * op.attrs.number("balance")}};
+  return {choice, gate, row, offsets, load, share};
 }
 
 Array referenceRouteGrad(const Op& op, const Arrays& in) {
   const Array &choice = in[1], &row = in[2], &dgate = in[3];
   const Type &choiceType = op.operand(1)->type, &rowType = op.operand(2)->type;
-  const Type &dgateType = op.operand(3)->type, &type = op.result()->type;
+  const Type &dgateType = op.operand(3)->type, &dshareType = op.operand(4)->type;
+  const Type& type = op.result()->type;
   Tokens routing(op, choiceType, in[0]);
   std::string slot = Tokens::choiceDim(choiceType, op.operand(0)->type);
   int64_t top = routing.top, experts = routing.experts;
@@ -171,10 +163,7 @@ Array referenceRouteGrad(const Op& op, const Arrays& in) {
       choices.back().push_back(int64_t(choice[size_t(at + k * stepAlong(choiceType, slot))]));
     }
   }
-  std::vector<Array> load = loads(routing, choices);
   double scale = op.attrs.number("scale", 1);
-  double perShare =
-      in[4][0] * op.attrs.number("balance") / double(routing.groups) / routing.tokensPerGroup();
 
   for (size_t t = 0; t < choices.size(); ++t) {
     const auto& token = routing.tokens[t];
@@ -196,8 +185,9 @@ Array referenceRouteGrad(const Op& op, const Arrays& in) {
       for (int64_t e : choices[t]) dscore[size_t(e)] -= dot;
     }
     double sum = 0, meanShare = 0, meanScore = 0;
+    int64_t inDshare = routing.space.steps(dshareType).at(token.index);
     for (size_t e = 0; e < size_t(experts); ++e) {
-      dshare[e] = perShare * load[size_t(token.group)][e];
+      dshare[e] = in[4][size_t(inDshare + int64_t(e) * stepAlong(dshareType, routing.over))];
       sum += token.score[e];
       meanShare += dshare[e] * token.share[e];
       meanScore += dscore[e] * token.score[e];

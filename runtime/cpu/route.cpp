@@ -1,7 +1,8 @@
 // Choosing experts, and the gradient of the choice's weights. Scores, shares and choices are found
 // a token at a time over the pool; handing out rows and counting capacity is one serial pass, since
-// it depends on all earlier tokens. Tokens are walked sequence by sequence, and a penalty's group
-// is cut into fixed chunks whose sums are added in order. Tested by tests/runtime/kernels_test.cpp.
+// it depends on all earlier tokens. Tokens are walked sequence by sequence, and a group whose shares
+// are summed is cut into fixed chunks whose sums are added in order.
+// Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/math.h"
 
@@ -15,7 +16,7 @@ struct Routing {
   int64_t scoreStep;   // from expert to expert in the scores
   std::string choice;  // the dim of a token's choices
   bool isSoftmax, normalise;
-  double scale, balance;
+  double scale;
   int64_t most = 0;  // tokens that a sequence may send to one expert; 0: any number
   // Sequence by sequence, over {scores, order, the tensors that were given}; `order` counts tokens
   // in the order of their rows.
@@ -28,8 +29,7 @@ struct Routing {
         scoreStep(strideOf(scores, op.attrs.word("over"))),
         isSoftmax(op.attrs.word("score") != "sigmoid"),
         normalise(op.isFlag("normalise")),
-        scale(op.attrs.number("scale", 1)),
-        balance(op.attrs.number("balance")) {
+        scale(op.attrs.number("scale", 1)) {
     std::string seq = op.attrs.word("seq");
     for (const Dim& dim : types[0]->dims) {
       if (!scores.has(dim.name)) choice = dim.name;
@@ -99,7 +99,10 @@ class RouteKernel : public Kernel {
       : routing_(std::move(routing)), shared_(shared) {
     scores_ = op.operand(0)->type.elem;
     gate_ = op.result(1)->type.elem;
-    penalty_ = op.result(4)->type.elem;
+    for (unsigned i = 0; i < 2; ++i) {
+      const Type& type = op.result(4 + i)->type;
+      sums_[i] = {type.elem, strideOf(type, op.attrs.word("over"))};
+    }
     for (unsigned i = 0; i < 3; ++i) steps_[i] = strideOf(op.result(i)->type, routing_.choice);
     size_t entries = size_t(routing_.tokens * routing_.top);
     chosen_.resize(entries);
@@ -109,23 +112,32 @@ class RouteKernel : public Kernel {
                                    : 0);
     parts_.resize(size_t(routing_.groups * routing_.chunksPerGroup() * routing_.experts));
     counts_.resize(size_t(routing_.groups * routing_.experts));
+    groups_.resize(size_t(routing_.groups));
     shared.pool.reserveScratch(routing_.experts * int64_t(sizeof(T)));
-    // Where each token's choices and rows are, by the order of rows.
+    // Where each token's choices and rows are, by the order of rows; where each group's sums are.
     routing_.space.each(0, routing_.tokens, [&](int64_t token, const int64_t* at) {
       places_[size_t(at[kOrder])] = {token, at[kChoice], at[kGate], at[kRow]};
+      groups_[size_t(token / routing_.perGroup())] = {at[kLoad], at[kShare]};
     });
   }
 
   void run(const RunContext&, Operands in, Results out) override {
     choose(in, out);
     handOut(out);
-    storeOne<double>(penalty(), out[4], penalty_);
+    storeSums(out);
   }
 
  private:
-  enum { kScores, kOrder, kChoice, kGate, kRow };  // offsets of the space
+  enum { kScores, kOrder, kChoice, kGate, kRow, kLoad, kShare };  // offsets of the space
   struct Place {
     int64_t token, choice, gate, row;
+  };
+  struct Sums {
+    Elem elem;
+    int64_t step;  // from expert to expert
+  };
+  struct Group {
+    int64_t load, share;
   };
 
   // Choices, gates as if nothing were dropped, and the chunks' sums of shares.
@@ -183,30 +195,32 @@ class RouteKernel : public Kernel {
     offsets[0] = 0;
   }
 
-  double penalty() const {
+  // Each group's loads and shares.
+  void storeSums(Results out) const {
     const Routing& r = routing_;
-    double sum = 0, perGroup = double(r.perGroup());
     for (int64_t g = 0; g < r.groups; ++g) {
+      const Group& group = groups_[size_t(g)];
       for (int64_t e = 0; e < r.experts; ++e) {
         double share = 0;
         for (int64_t c = 0; c < r.chunksPerGroup(); ++c) {
           share += parts_[size_t((g * r.chunksPerGroup() + c) * r.experts + e)];
         }
-        double load = double(counts_[size_t(g * r.experts + e)]) * double(r.experts) /
-                      (double(r.top) * perGroup);
-        sum += load * share / perGroup;
+        double load = double(counts_[size_t(g * r.experts + e)]);
+        storeOne<double>(load, out[4], sums_[0].elem, group.load + e * sums_[0].step);
+        storeOne<double>(share, out[5], sums_[1].elem, group.share + e * sums_[1].step);
       }
     }
-    return r.balance * sum / double(r.groups);
   }
 
   Routing routing_;
   Shared& shared_;
-  Elem scores_, gate_, penalty_;
+  Elem scores_, gate_;
   int64_t steps_[3];  // from choice to choice in the results
+  Sums sums_[2];      // load, share
   std::vector<int32_t> chosen_, sent_, counts_;
   std::vector<uint8_t> fits_;
   std::vector<Place> places_;
+  std::vector<Group> groups_;
   std::vector<double> parts_;
 };
 
@@ -217,49 +231,35 @@ class RouteGradKernel : public Kernel {
       : routing_(std::move(routing)), shared_(shared) {
     scores_ = op.operand(0)->type.elem;
     dgate_ = op.operand(3)->type.elem;
-    dpenalty_ = op.operand(4)->type.elem;
+    dshare_ = op.operand(4)->type.elem;
     ds_ = op.result()->type.elem;
     for (unsigned i = 0; i < 3; ++i) steps_[i] = strideOf(op.operand(i + 1)->type, routing_.choice);
+    shareStep_ = strideOf(op.operand(4)->type, op.attrs.word("over"));
     resultStep_ = strideOf(op.result()->type, op.attrs.word("over"));
-    counts_.resize(size_t(routing_.groups * routing_.experts));
-    shared.pool.reserveScratch(3 * (routing_.experts + 16) * int64_t(sizeof(T)));
+    shared.pool.reserveScratch(4 * (routing_.experts + 16) * int64_t(sizeof(T)));
   }
 
   void run(const RunContext&, Operands in, Results out) override {
-    const Routing& r = routing_;
-    std::fill(counts_.begin(), counts_.end(), 0);
-    const int32_t* choices = static_cast<const int32_t*>(in[1]);
-    r.space.each(0, r.tokens, [&](int64_t token, const int64_t* at) {
-      for (int64_t k = 0; k < r.top; ++k) {
-        int64_t e = expert(choices[at[kChoice] + k * steps_[0]]);
-        ++counts_[size_t(token / r.perGroup() * r.experts + e)];
-      }
-    });
-    double tokens = double(r.perGroup());
-    T perChoice = T(loadOne<double>(in[4], dpenalty_) * r.balance / double(r.groups) / tokens *
-                    double(r.experts) / (double(r.top) * tokens));
-    r.eachChunk(shared_.pool, [&](int64_t chunk, int64_t begin, int64_t end, int thread) {
-      const int32_t* counts = &counts_[size_t(chunk / r.chunksPerGroup() * r.experts)];
+    routing_.eachChunk(shared_.pool, [&](int64_t, int64_t begin, int64_t end, int thread) {
       T* scratch = reinterpret_cast<T*>(shared_.pool.scratch(thread));
-      r.space.each(begin, end, [&](int64_t, const int64_t* at) {
-        token(at, counts, perChoice, scratch, in, out);
-      });
+      routing_.space.each(begin, end,
+                          [&](int64_t, const int64_t* at) { token(at, scratch, in, out); });
     });
   }
 
  private:
-  enum { kScores, kOrder, kChoice, kRow, kDgate, kResult };  // offsets of the space
+  enum { kScores, kOrder, kChoice, kRow, kDgate, kDshare, kResult };  // offsets of the space
 
   // A choice is an index in memory, whatever wrote it.
   int64_t expert(int64_t choice) const {
     return std::clamp<int64_t>(choice, 0, routing_.experts - 1);
   }
 
-  void token(const int64_t* at, const int32_t* counts, T perChoice, T* scratch, Operands in,
-             Results out) const {
+  void token(const int64_t* at, T* scratch, Operands in, Results out) const {
     const Routing& r = routing_;
     int64_t room = r.experts + 16;
     T *score = scratch, *dscore = scratch + room, *ds = scratch + 2 * room;
+    T* dshareRow = scratch + 3 * room;
     T total = r.score(in[0], scores_, at[kScores], score);
     std::fill_n(dscore, r.experts, T(0));
     auto chosen = [&](int64_t k) {
@@ -275,32 +275,34 @@ class RouteGradKernel : public Kernel {
     }
     for (int64_t k = 0; r.normalise && k < r.top; ++k) dscore[chosen(k)] -= dot;
 
+    const T* dshare = loadRow(in[4], dshare_, at[kDshare], shareStep_, r.experts, dshareRow);
     T meanScore = 0, meanShare = 0;
     for (int64_t e = 0; e < r.experts; ++e) {
       meanScore += dscore[e] * score[e];
-      meanShare += perChoice * T(counts[e]) * score[e] / total;
+      meanShare += dshare[e] * score[e] / total;
     }
     for (int64_t e = 0; e < r.experts; ++e) {
-      T p = score[e], dshare = perChoice * T(counts[e]) - meanShare;
-      ds[e] = r.isSoftmax ? p * (dscore[e] - meanScore + dshare)
-                          : p * (T(1) - p) * (dscore[e] + dshare / total);
+      T p = score[e], viaShare = dshare[e] - meanShare;
+      ds[e] = r.isSoftmax ? p * (dscore[e] - meanScore + viaShare)
+                          : p * (T(1) - p) * (dscore[e] + viaShare / total);
     }
     storeRow(ds, out[0], ds_, at[kResult], resultStep_, r.experts);
   }
 
   Routing routing_;
   Shared& shared_;
-  Elem scores_, dgate_, dpenalty_, ds_;
-  int64_t steps_[3];  // from choice to choice in choice, row and dgate
-  int64_t resultStep_;
-  std::vector<int32_t> counts_;
+  Elem scores_, dgate_, dshare_, ds_;
+  int64_t steps_[3];                // from choice to choice in choice, row and dgate
+  int64_t shareStep_, resultStep_;  // from expert to expert
 };
 
 }  // namespace
 
 KernelOr prepareRoute(const Op& op, Shared& shared) {
   const Type& scores = op.operand(0)->type;
-  Routing routing(op, scores, {&op.result(0)->type, &op.result(1)->type, &op.result(2)->type});
+  Routing routing(op, scores,
+                  {&op.result(0)->type, &op.result(1)->type, &op.result(2)->type,
+                   &op.result(4)->type, &op.result(5)->type});
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<RouteKernel<decltype(zero)>>(op, std::move(routing), shared);
   });
@@ -308,9 +310,9 @@ KernelOr prepareRoute(const Op& op, Shared& shared) {
 
 KernelOr prepareRouteGrad(const Op& op, Shared& shared) {
   const Type& scores = op.operand(0)->type;
-  Routing routing(
-      op, scores,
-      {&op.operand(1)->type, &op.operand(2)->type, &op.operand(3)->type, &op.result()->type});
+  Routing routing(op, scores,
+                  {&op.operand(1)->type, &op.operand(2)->type, &op.operand(3)->type,
+                   &op.operand(4)->type, &op.result()->type});
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<RouteGradKernel<decltype(zero)>>(op, std::move(routing), shared);
   });

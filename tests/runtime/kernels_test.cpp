@@ -210,19 +210,19 @@ const std::vector<Case>& cases() {
       {"slice", K::Slice, {"f[b 5, z 9, c 3]"}, {"f[b 5, x 4, c 3]"}, {{"over", "z"}, {"part", "x"},
        {"offset", int64_t{2}}}},
       {"route", K::Route, {"f[b 3, s 40, e 8]"}, {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]",
-       "i[b 3, s 40, k 2]", "i[bound 9]", "g[]"}, {{"over", "e"}, {"seq", "s"}, {"top", int64_t{2}},
-       {"score", "softmax"}, {"normalise", int64_t{1}}, {"balance", 0.01}}},
+       "i[b 3, s 40, k 2]", "i[bound 9]", "g[e 8]", "g[e 8]"}, {{"over", "e"}, {"seq", "s"},
+       {"top", int64_t{2}}, {"score", "softmax"}, {"normalise", int64_t{1}}}},
       {"route_capacity", K::Route, {"g[b 3, s 40, e 8]"}, {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]",
-       "i[b 3, s 40, k 2]", "i[bound 9]", "g[]"}, {{"over", "e"}, {"seq", "s"}, {"top", int64_t{2}},
-       {"score", "sigmoid"}, {"capacity", 0.9}, {"scale", 2.5}, {"balance", 0.01}, {"per",
+       "i[b 3, s 40, k 2]", "i[bound 9]", "g[b 3, e 8]", "g[b 3, e 8]"}, {{"over", "e"}, {"seq",
+       "s"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"capacity", 0.9}, {"scale", 2.5}, {"per",
        "sequence"}}},
       {"route_grad", K::RouteGrad, {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]", "i[b 3, s 40, k 2]",
-       "g[b 3, s 40, k 2]", "g[]"}, {"f[b 3, s 40, e 8]"}, {{"over", "e"}, {"seq", "s"}, {"top",
-       int64_t{2}}, {"score", "softmax"}, {"normalise", int64_t{1}}, {"balance", 0.1}}},
+       "g[b 3, s 40, k 2]", "g[e 8]"}, {"f[b 3, s 40, e 8]"}, {{"over", "e"}, {"seq", "s"}, {"top",
+       int64_t{2}}, {"score", "softmax"}, {"normalise", int64_t{1}}}},
       {"route_grad_capacity", K::RouteGrad, {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]",
-       "i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]", "g[]"}, {"f[b 3, s 40, e 8]"}, {{"over", "e"},
-       {"seq", "s"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"capacity", 0.9}, {"scale", 2.5},
-       {"balance", 0.1}, {"per", "sequence"}, {"normalise", int64_t{1}}}},
+       "i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]", "g[b 3, e 8]"}, {"f[b 3, s 40, e 8]"}, {{"over",
+       "e"}, {"seq", "s"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"capacity", 0.9}, {"scale",
+       2.5}, {"per", "sequence"}, {"normalise", int64_t{1}}}},
       {"dispatch", K::Dispatch, {"f[b 3, s 20, m 24]", "i[b 3, s 20, k 2]", "i[bound 9]"},
        {"f[e 8, r 130~e, m 24]"}, {{"over", "e"}}, {"", "rows 130", "all 110"}},
       {"dispatch_grad", K::DispatchGrad, {"f[e 8, r 130~e, m 24]", "i[b 3, s 20, k 2]"},
@@ -440,10 +440,10 @@ void makeConsistent(const Case& test, Bench& bench, std::vector<Array>& in) {
     in[3] = made[0], in[4] = made[1];
   }
   if (test.kind == OpKind::RouteGrad) {
-    Type scalar{Elem::F64, {}};
+    Type sums = op.operand(4)->type;
     Type bound{Elem::I32, {{"bound", op.operand(0)->type.size("e") + 1, ""}}};
     auto made = forward(OpKind::Route, 1, {op.operand(1)->type, op.operand(3)->type,
-                                           op.operand(2)->type, bound, scalar});
+                                           op.operand(2)->type, bound, sums, sums});
     in[1] = made[0], in[2] = made[2];
   }
   auto clampAll = [&](size_t i, double low, double high) {

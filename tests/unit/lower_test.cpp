@@ -222,6 +222,30 @@ TEST(Lower, Step) {
   EXPECT_EQ(thirds, 3);
 }
 
+// balance * experts/(top*T) / T, and the mean over groups of T tokens each.
+TEST(Lower, Penalty) {
+  struct {
+    const char *args, *load;
+    double factor;
+  } cases[] = {
+      {"balance = 0.01", "f32[expert 4]", 0.01 * 4 / (2 * 32.0 * 32)},
+      {"balance = 0.01, per = sequence", "f32[batch 4, expert 4]", 0.01 * 4 / (2 * 8.0 * 8) / 4},
+      {"balance = 0", "f32[expert 4]", 0}};
+  for (const auto& c : cases) {
+    auto module = lowerText(modelText(std::string("x = x + moe(norm(x), top, ") + c.args + ")"));
+    ASSERT_TRUE(module);
+    EXPECT_EQ(typeOf(*module, "load"), c.load) << c.args;
+    EXPECT_EQ(typeOf(*module, "share"), c.load) << c.args;
+    EXPECT_EQ(module->findVar("penalty") != nullptr, c.factor > 0) << c.args;
+    double factor = 0;
+    walk(*module->findFunction("forward")->body, [&](Op* op) {
+      if (!op->results().empty() && op->result()->name == "penalty")
+        factor = op->operand(1)->def()->attrs.number("value");
+    });
+    EXPECT_NEAR(factor, c.factor, 1e-15) << c.args;
+  }
+}
+
 TEST(Lower, Repeat) {
   // `y` is only read after it was set in each iteration, `z` is read after the repeat.
   auto module = lowerText(modelText(R"(

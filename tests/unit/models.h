@@ -144,6 +144,8 @@ inline const TinyModel kModels[] = {
                        "y[batch, seq, model] = combine(o, rt)",
      "dim expert = 3"},
     {"moe", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1)", "dim expert = 4, ffn = 6"},
+    {"moe_sequences", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1, score = sigmoid, "
+                      "per = sequence)", "dim expert = 4, ffn = 6"},
     {"moe_layers", "repeat layer = 2 { x = x + moe(norm(x), top = 2, balance = 0.05) } "
                    "y[batch, seq, model] = x", "dim expert = 4, ffn = 6"},
 };

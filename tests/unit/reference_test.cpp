@@ -208,11 +208,14 @@ struct Routing {
             {"per", std::string(per)},
             {"normalise", normalise},
             {"capacity", capacity},
-            {"scale", 1.5},
-            {"balance", 0.3}};
+            {"scale", 1.5}};
+  }
+  Type sums(const Attrs& attrs) const {
+    return attrs.word("per") == "sequence" ? scores.without("seq") : f64({dim("expert", 3)});
   }
   Op& route(const Attrs& attrs) {
-    return bench.op(OpKind::Route, {scores}, {choice, gate, choice, offsets, f64({})}, attrs);
+    return bench.op(OpKind::Route, {scores},
+                    {choice, gate, choice, offsets, sums(attrs), sums(attrs)}, attrs);
   }
 };
 
@@ -224,11 +227,13 @@ TEST(ReferenceGradient, Route) {
           Routing r;
           Attrs attrs = r.attrs(score, per, normalise, capacity);
           const Op& route = r.route(attrs);
-          Array s = numbers(r.scores, "s"), dgate = numbers(r.gate, "dgate"), dpenalty = {0.8};
+          Array s = numbers(r.scores, "s"), dgate = numbers(r.gate, "dgate");
+          Array dshare = numbers(r.sums(attrs), "dshare");
           std::vector<Array> out = referenceOp(route, {s}, {});
-          Array ds = r.bench.run(OpKind::RouteGrad, {r.scores, r.choice, r.choice, r.gate, f64({})},
-                                 {r.scores}, attrs, {s, out[0], out[2], dgate, dpenalty})[0];
-          expectGradient(route, {s}, {0}, {{}, dgate, {}, {}, dpenalty}, {ds});
+          Array ds =
+              r.bench.run(OpKind::RouteGrad, {r.scores, r.choice, r.choice, r.gate, r.sums(attrs)},
+                          {r.scores}, attrs, {s, out[0], out[2], dgate, dshare})[0];
+          expectGradient(route, {s}, {0}, {{}, dgate, {}, {}, {}, dshare}, {ds});
         }
       }
     }
@@ -268,9 +273,11 @@ TEST(Reference, RouteByHand) {
                  {"per", std::string("microbatch")}};
   auto run = [&](double capacity) {
     attrs.set("capacity", capacity);
-    return bench.run(OpKind::Route, {scores},
-                     {choice, choice.withElem(Elem::F64), choice, i32({dim("bound", 4)}), f64({})},
-                     attrs, {s});
+    Type sums = f64({dim("expert", 3)});
+    return bench.run(
+        OpKind::Route, {scores},
+        {choice, choice.withElem(Elem::F64), choice, i32({dim("bound", 4)}), sums, sums}, attrs,
+        {s});
   };
   std::vector<Array> all = run(0);
   EXPECT_EQ(all[0], (Array{2, 0, 0, 2, 2, 1}));
@@ -281,6 +288,14 @@ TEST(Reference, RouteByHand) {
   EXPECT_EQ(two[3], (Array{0, 2, 3, 5}));
   EXPECT_EQ(two[1][4], 0);
   EXPECT_EQ(two[0], all[0]);
+  EXPECT_EQ(all[4], (Array{2, 1, 3}));
+  EXPECT_EQ(two[4], all[4]);  // a dropped choice was a choice
+  double low = 1 / (1 + std::exp(-1.0)), high = 1 / (1 + std::exp(-9.0));
+  EXPECT_NEAR(all[5][1],
+              0.5 / (low + 0.5 + 1 / (1 + std::exp(-2.0))) +
+                  0.5 / (0.5 + 2 / (1 + std::exp(-5.0))) + low / (0.5 + low + high),
+              1e-14);
+  EXPECT_NEAR(all[5][0] + all[5][1] + all[5][2], 3, 1e-14);  // a whole for each token
 }
 
 TEST(Reference, SumsByName) {

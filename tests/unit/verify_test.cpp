@@ -56,9 +56,24 @@ TEST(Verify, NamesTheBrokenRule) {
       {"%q = read @q : f32[s 5, t 6, h 4, w 2]\n %k = read @k : f32[s 5, t 6, g 3, w 2]\n"
        "%a, %l = attend(%q, %k, %k) {seq = t, by = w, head = h, kv = g} : f32[s 5, t 6, h 4, w 2],"
        " f32[s 5, t 6, h 4]", "no multiple of 3 kv heads"},
-      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %p = route(%s) {over = e, top = 5,"
-       " score = softmax, per = sequence, seq = t} : i32[s 5, t 6, choice 5],"
-       " f32[s 5, t 6, choice 5], i32[s 5, t 6, choice 5], i32[bound 5], f32[]", "chooses 5 of 4"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %l, %h = route(%s) {over = e,"
+       " top = 5, score = softmax, per = sequence, seq = t} : i32[s 5, t 6, choice 5],"
+       " f32[s 5, t 6, choice 5], i32[s 5, t 6, choice 5], i32[bound 5], f32[s 5, e 4],"
+       " f32[s 5, e 4]", "chooses 5 of 4"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %l, %h = route(%s) {over = e,"
+       " top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1],"
+       " f32[s 5, t 6, choice 1], i32[s 5, t 6, choice 1], i32[bound 5], f32[s 5, e 4], f32[e 4]",
+       "the load has dims [s 5, e 4], not [e 4]"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %l, %h = route(%s) {over = e,"
+       " top = 1, score = softmax, per = sequence, seq = t} : i32[s 5, t 6, choice 1],"
+       " f32[s 5, t 6, choice 1], i32[s 5, t 6, choice 1], i32[bound 5], f32[s 5, e 4], f32[e 4]",
+       "the share has dims [e 4], not [s 5, e 4]"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %l, %h = route(%s) {over = e,"
+       " top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1],"
+       " f32[s 5, t 6, choice 1], i32[s 5, t 6, choice 1], i32[bound 5], f32[e 4], f32[e 4]\n"
+       "%d = const {value = 0.0} : f32[s 5, e 4]\n"
+       "%q = route_grad(%s, %c, %r, %g, %d) {over = e, top = 1, score = softmax, per = microbatch}"
+       " : f32[s 5, t 6, e 4]", "operand 4 has dims [s 5, e 4], not [e 4]"},
       {"%q = read @q : f32[s 5, t 6, h 4, w 2]\n"
        "%r = rope(%q) {seq = t, by = w, style = spiral} : f32[s 5, t 6, h 4, w 2]", "unknown style"},
       {"%x = read @x : f32[a 2, b 4]\n %d = dropout(%x) {rate = 1.5} : f32[a 2, b 4]", "outside"},
