@@ -28,9 +28,27 @@ ValueSources::ValueSources(const Module& module) {
     });
 }
 
+// Casts that only move elements between ranks; what is taken from them is the same value.
+static bool moves(const Op& op) {
+  switch (op.kind) {
+    case OpKind::Reshard:
+    case OpKind::AllGather:
+    case OpKind::AllToAll:
+    case OpKind::ShardSlice:
+    case OpKind::Wait:
+      return true;
+    default:
+      return false;
+  }
+}
+
 const Value* ValueSources::source(const Value* value) const {
-  for (int hops = 0; hops < 4 && value && value->def(); ++hops) {
+  for (int hops = 0; hops < 12 && value && value->def(); ++hops) {
     const Op* op = value->def();
+    if (moves(*op) && value->index() < op->operands().size()) {
+      value = op->operand(value->index());
+      continue;
+    }
     if (op->kind != OpKind::Read || !op->var || op->var->kind != VarKind::Slot) return value;
     value = writes_.lookup(op->var);
   }
@@ -94,11 +112,8 @@ Dims less(Dims dims, std::initializer_list<StringRef> names) {
 }
 
 std::string list(const Dims& dims) {
-  std::string text = "[";
-  for (const Dim& dim : dims)
-    text += (text.size() > 1 ? ", " : "") + dim.name + " " + std::to_string(dim.size) +
-            (dim.isRagged() ? "~" + dim.over : "");
-  return text + "]";
+  std::string text = Type{Elem::F32, dims}.str();
+  return text.substr(text.find('['));
 }
 
 Error expectDims(StringRef what, const Dims& is, const Dims& wanted) {
@@ -130,7 +145,7 @@ class Shapes {
   Error needs(StringRef key, unsigned operand) const;
   Error elements() const;
   Error consistent() const;
-  Error ids(unsigned operand, int64_t size, StringRef what) const;
+  Error ids(unsigned operand, const Dim& dim, StringRef what) const;
   Error routed(unsigned row, int offsets, const Dims& rows) const;
   Error offsetsOf(unsigned operand, const Type& ragged) const;
 
@@ -142,6 +157,8 @@ class Shapes {
   Error over() const;
   Error lookup() const;
   Error crossEntropy() const;
+  Error crossEntropyPart() const;
+  Error crossEntropyTotal() const;
   Error attend() const;
   Error concat() const;
   Error slice() const;
@@ -179,7 +196,10 @@ Error Shapes::elements() const {
       case OpKind::Spread:
       case OpKind::Lookup:
       case OpKind::DispatchGrad:
+      case OpKind::CrossEntropyPart:
         return i == 1;
+      case OpKind::CrossEntropyTotal:
+        return i == 0 || i == 3;
       case OpKind::LookupGrad:
       case OpKind::CountValid:
       case OpKind::LearningRate:
@@ -218,9 +238,11 @@ Error Shapes::consistent() const {
     for (const Dim& dim : type.dims) {
       const Dim* other = findDim(seen, dim.name);
       if (!other) seen.push_back(dim);
-      else if (*other != dim)
+      else if (other->size != dim.size)
         return broken("dim '" + dim.name + "' has sizes " + Twine(other->size) + " and " +
                       Twine(dim.size));
+      else if (*other != dim)
+        return broken("dim '" + dim.name + "' is held as " + list({*other}) + " and " + list({dim}));
     }
     return Error::success();
   };
@@ -229,8 +251,9 @@ Error Shapes::consistent() const {
   return Error::success();
 }
 
-// Integers that index a dim must be tokens of an input whose vocabulary fits it.
-Error Shapes::ids(unsigned operand, int64_t size, StringRef what) const {
+// Integers that index a dim must be tokens of an input whose vocabulary fits all of it.
+Error Shapes::ids(unsigned operand, const Dim& dim, StringRef what) const {
+  int64_t size = dim.all();
   const Variable* input = sources_.input(op_.operand(operand));
   if (!input) return broken(what + " must be read from an input");
   if (input->vocab > size)
@@ -369,6 +392,8 @@ Error Shapes::over() const {
   switch (op_.kind) {
     case OpKind::Softmax:
       return expectDims("the result", out(), in(0));
+    case OpKind::LogSumExp:
+      return expectDims("the result", out(), less(in(0), {word("over")}));
     case OpKind::SoftmaxGrad:
       TRY(expectDims("operand 1", in(1), in(0)));
       return expectDims("the result", out(), in(0));
@@ -392,7 +417,7 @@ Error Shapes::lookup() const {
   for (const Dim& dim : tokens)
     if (findDim(table.dims, dim.name)) return broken("ids and table share '" + dim.name + "'");
   TRY(expectDims(isGrad ? "operand 1" : "the result", isGrad ? in(1) : out(), unite(rows, tokens)));
-  return ids(isGrad ? 0 : 1, table.size(over), "ids");
+  return ids(isGrad ? 0 : 1, *findDim(table.dims, over), "ids");
 }
 
 Error Shapes::crossEntropy() const {
@@ -408,7 +433,28 @@ Error Shapes::crossEntropy() const {
     TRY(expectDims("the loss's gradient", in(4), {}));
     TRY(expectDims("the result", out(), in(0)));
   }
-  return ids(1, op_.operand(0)->type.size(word("over")), "targets");
+  return ids(1, *findDim(in(0), word("over")), "targets");
+}
+
+Error Shapes::crossEntropyPart() const {
+  TRY(needs("over", 0));
+  Dims rows = less(in(0), {word("over")});
+  TRY(expectDims("the targets", in(1), rows));
+  TRY(expectDims("what is picked", out(1), rows));
+  const Dim& over = *findDim(in(0), word("over"));
+  std::string part = word("part");
+  if (part.empty() || findDim(in(0), part)) return broken("'part' must name a dim of its own");
+  // One element a rank that holds a piece.
+  rows.push_back(splitDim({part, ranksOver(over.axes)}, over.axes));
+  TRY(expectDims("the log-sum-exp", out(0), rows));
+  return ids(1, over, "targets");
+}
+
+Error Shapes::crossEntropyTotal() const {
+  TRY(expectDims("the log-sum-exp", in(1), in(0)));
+  TRY(expectDims("what is picked", in(2), in(0)));
+  TRY(expectDims("the count", in(3), {}));
+  return expectDims("the loss", out(), {});
 }
 
 Error Shapes::attend() const {
@@ -419,9 +465,16 @@ Error Shapes::attend() const {
   if (!head.empty()) {
     TRY(needs("head", 0));
     TRY(needs("kv", 1));
-    int64_t heads = op_.operand(0)->type.size(head), kvs = op_.operand(1)->type.size(kv);
-    if (heads % kvs != 0)
-      return broken("has " + Twine(heads) + " heads, no multiple of " + Twine(kvs) + " kv heads");
+    const Dim &heads = *findDim(in(0), head), &kvs = *findDim(in(1), kv);
+    if (heads.all() % kvs.all() != 0)
+      return broken("has " + Twine(heads.all()) + " heads, no multiple of " + Twine(kvs.all()) +
+                    " kv heads");
+    // A rank must hold the keys of all its heads.
+    if (heads.isPadded() || kvs.isPadded()) return broken("its heads are cut into unequal pieces");
+    if (kvs.axes.size() > heads.axes.size() ||
+        !std::equal(kvs.axes.begin(), kvs.axes.end(), heads.axes.begin()))
+      return broken("its kv heads are cut otherwise than its heads: " + list({kvs}) + " for " +
+                    list({heads}));
   }
   Dims base = less(in(0), {seq, by, head});
   TRY(expectDims("the keys less seq, by and kv", less(in(1), {seq, by, kv}), base));
@@ -576,6 +629,16 @@ Error Shapes::run() {
     case OpKind::Yield:
     case OpKind::Fused:
       return Error::success();
+    case OpKind::Reshard:
+      return Error::success();
+    case OpKind::AllReduce:
+    case OpKind::ReduceScatter:
+    case OpKind::AllGather:
+    case OpKind::AllToAll:
+    case OpKind::ShardSlice:
+    case OpKind::OneCopy:
+    case OpKind::Wait:
+      return verifyCast(op_);
     default:
       break;
   }
@@ -595,6 +658,7 @@ Error Shapes::run() {
     case OpKind::SoftmaxGrad:
     case OpKind::Norm:
     case OpKind::NormGrad:
+    case OpKind::LogSumExp:
       return over();
     case OpKind::Lookup:
     case OpKind::LookupGrad:
@@ -605,6 +669,10 @@ Error Shapes::run() {
     case OpKind::CrossEntropy:
     case OpKind::CrossEntropyGrad:
       return crossEntropy();
+    case OpKind::CrossEntropyPart:
+      return crossEntropyPart();
+    case OpKind::CrossEntropyTotal:
+      return crossEntropyTotal();
     case OpKind::Rope: {
       TRY(needs("seq", 0));
       TRY(needs("by", 0));

@@ -23,6 +23,8 @@ class ValueSources {
 
 // `enclosing`: dims of the repeats around the op, outermost first.
 llvm::Error verifyShapes(const Op& op, const Words& enclosing, const ValueSources& sources);
+// The same for casts from one sharded type to another (ir/verify_casts.cpp).
+llvm::Error verifyCast(const Op& op);
 // A fused op's body.
 llvm::Error verifyFused(const Op& op);
 

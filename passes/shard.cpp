@@ -35,53 +35,36 @@ void Sharder::take(Op& op, unsigned operand, const Type& type) {
   op.setOperand(operand, reshard(op.operand(operand), type));
 }
 
-// The axes over which an op's linear operand stays partial: an axis that splits a name of the op
-// cannot also be summed over behind it.
-Axes Sharder::keptPartial(Value* value, const Assignment& assignment) {
-  Axes kept;
-  if (sums_.isReducedAtOnce(value)) return kept;
-  for (const Axis& axis : value->type.partial)
-    if (!assignment.has(axis.name)) kept.push_back(axis);
-  return kept;
+// The axes over which a value is left partial for the ops that take it.
+Axes Sharder::keptPartial(const Value* value) const {
+  return sums_.isReducedAtOnce(value) ? Axes() : value->type.partial;
 }
 
 void Sharder::operands(Op& op, const Assignment& assignment) {
-  unsigned count = unsigned(op.operands().size());
-  bool isScalar = llvm::all_of(op.operands(), [](const Value* v) { return v->type.dims.empty(); });
-  auto isConst = [&](unsigned i) {
-    return op.operand(i)->def() && op.operand(i)->def()->kind == OpKind::Const;
+  // An axis that splits a name of the op cannot also be summed over behind it.
+  auto kept = [&](const Value* value) {
+    Axes axes = keptPartial(value);
+    llvm::erase_if(axes, [&](const Axis& axis) { return assignment.has(axis.name); });
+    return axes;
   };
-  // Operands that may only be partial together: where all are, or, of scalars, where any is (what
-  // counts there is the number of messages, so one at the end beats one each).
-  Axes together;
-  bool isFirst = true;
-  for (unsigned i = 0; i < count; ++i) {
-    if (linearIn(op, i) != Linear::Together || (isConst(i) && !isScalar)) continue;
-    Axes mine = keptPartial(op.operand(i), assignment);
-    if (isScalar || isFirst) {
-      for (const Axis& axis : mine)
-        if (!hasAxis(together, axis.name)) together.push_back(axis);
-    } else {
-      llvm::erase_if(together, [&](const Axis& axis) { return !hasAxis(mine, axis.name); });
-    }
-    isFirst = false;
-  }
+  Axes together = partialOperands(op, kept);
   module_.grid.sort(together);
-
   int offsets = offsetsOperand(op);
   Axes alone;  // what operands that may be partial alone are partial over so far
-  for (unsigned i = 0; i < count; ++i) {
+  for (unsigned i = 0; i < op.operands().size(); ++i) {
     Value* value = op.operand(i);
     Type type = assignment.apply(value->type.whole());
     if (int(i) == offsets) {
-      for (const auto& [name, axes] : assignment.names)
-        for (const Dim& dim : dimsOf(op))
-          if (dim.name == name && dim.isRagged()) type.partial = axes;
+      for (const Dim& dim : dimsOf(op))
+        if (dim.isRagged()) {
+          llvm::ArrayRef<Axis> axes = assignment.of(dim.name);
+          type.partial.assign(axes.begin(), axes.end());
+        }
       module_.grid.sort(type.partial);
     } else if (linearIn(op, i) == Linear::Together) {
       type.partial = together;
     } else if (linearIn(op, i) == Linear::Alone) {
-      for (const Axis& axis : keptPartial(value, assignment))
+      for (const Axis& axis : kept(value))
         if (!hasAxis(alone, axis.name)) type.partial.push_back(axis);
       alone.append(type.partial.begin(), type.partial.end());
     }
@@ -199,7 +182,8 @@ void Sharder::op(Op& op) {
       break;
   }
   if (isUpdate_) return updateOp(op);
-  Assignment assignment = rules_.assign(op);
+  Assignment assignment = rules_.assign(
+      op, partialOperands(op, [&](const Value* value) { return keptPartial(value); }));
   if (op.kind == OpKind::CrossEntropy && !assignment.of(op.attrs.word("over")).empty())
     return crossEntropy(op, assignment);
   operands(op, assignment);

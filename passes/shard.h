@@ -24,8 +24,9 @@ class SplitRules {
   // Cuts axes of the module's grid into parts where a follower needs only a part.
   explicit SplitRules(Module& module);
 
-  // The axes that an op's names get.
-  Assignment assign(const Op& op) const;
+  // The axes that an op's names get. Weak splits also leave alone the axes that are `summed`: those
+  // over which the op's operands stay partial.
+  Assignment assign(const Op& op, llvm::ArrayRef<Axis> summed = {}) const;
   // The axes that a value's or variable's own names get. Tokens are read where they are wanted:
   // `strictOnly` leaves out weak splits.
   Assignment assign(const Type& type, bool strictOnly = false) const;
@@ -41,7 +42,8 @@ class SplitRules {
   };
   void followHeads(Module& module);
   void followTokens(const Module& module);
-  Assignment handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly) const;
+  Assignment handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly,
+                     llvm::ArrayRef<Axis> summed) const;
 
   std::vector<Rule> rules_;  // strict ones first, each kind in the plan's order
   llvm::StringSet<> vocabularies_;
@@ -59,6 +61,7 @@ class PartialSums {
  private:
   void estimate(const Block& block);
   Axes possible(const Value* value) const { return possible_.lookup(value); }
+  Assignment assign(const Op& op) const;
   int64_t laterCost(const Value* value);
   int64_t useCost(const Value* value, const Use& use);
 
@@ -68,6 +71,10 @@ class PartialSums {
   llvm::DenseMap<const Value*, int64_t> later_;
   llvm::DenseSet<const Value*> reduced_;
 };
+
+// The axes over which an op's operands are partial as its linearity lets them stay so: any of those
+// that may alone, all of those that may together. `partial(value)` says over what a value is.
+Axes partialOperands(const Op& op, llvm::function_ref<Axes(const Value*)> partial);
 
 class Sharder {
  public:
@@ -94,7 +101,7 @@ class Sharder {
   void take(Op& op, unsigned operand, const Type& type);
   void updateOp(Op& op);
   Value* reshard(Value* value, const Type& type);
-  Axes keptPartial(Value* value, const Assignment& assignment);
+  Axes keptPartial(const Value* value) const;
 
   Module& module_;
   Diagnostics& diags_;

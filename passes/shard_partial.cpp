@@ -21,6 +21,35 @@ PartialSums::PartialSums(const Module& module, const SplitRules& rules)
   }
 }
 
+Axes partialOperands(const Op& op, llvm::function_ref<Axes(const Value*)> partial) {
+  Axes axes;
+  auto add = [&](const Axes& more) {
+    for (const Axis& axis : more)
+      if (!hasAxis(axes, axis.name)) axes.push_back(axis);
+  };
+  bool isScalar = llvm::all_of(op.operands(), [](const Value* v) { return v->type.dims.empty(); });
+  bool isFirst = true;
+  for (unsigned i = 0; i < op.operands().size(); ++i) {
+    const Value* value = op.operand(i);
+    Linear linear = linearIn(op, i);
+    if (linear == Linear::Alone) add(partial(value));
+    if (linear != Linear::Together) continue;
+    // Constants are made as they are wanted. Scalars meet halfway: what counts there is the number of
+    // messages, so one for the sum of them all beats one each.
+    bool isConst = value->def() && value->def()->kind == OpKind::Const;
+    if (isConst && !isScalar) continue;
+    Axes mine = partial(value);
+    if (isScalar || isFirst) add(mine);
+    else llvm::erase_if(axes, [&](const Axis& axis) { return !hasAxis(mine, axis.name); });
+    isFirst = false;
+  }
+  return axes;
+}
+
+Assignment PartialSums::assign(const Op& op) const {
+  return rules_.assign(op, partialOperands(op, [&](const Value* v) { return possible(v); }));
+}
+
 void PartialSums::estimate(const Block& block) {
   for (const Op* op : block.ops) {
     if (op->body && op->kind == OpKind::Repeat) {
@@ -28,20 +57,8 @@ void PartialSums::estimate(const Block& block) {
       continue;
     }
     if (op->results().empty() || op->has(Effect)) continue;
-    Assignment assignment = rules_.assign(*op);
-    Axes from;
-    for (unsigned i = 0; i < op->operands().size(); ++i) {
-      Linear linear = linearIn(*op, i);
-      if (linear == Linear::No) continue;
-      Axes mine = possible(op->operand(i));
-      if (linear == Linear::Together && i > 0) {
-        // Scalars meet halfway; see Sharder::operands.
-        if (op->result()->type.dims.empty()) from.append(mine.begin(), mine.end());
-        else llvm::erase_if(from, [&](const Axis& axis) { return !hasAxis(mine, axis.name); });
-      } else {
-        from.append(mine.begin(), mine.end());
-      }
-    }
+    Axes from = partialOperands(*op, [&](const Value* v) { return possible(v); });
+    Assignment assignment = rules_.assign(*op, from);
     for (const Value* result : op->results()) {
       Axes axes = summedAxes(module_.grid, assignment, result->type);
       for (const Axis& axis : from)
@@ -64,25 +81,20 @@ int64_t PartialSums::useCost(const Value* value, const Use& use) {
   const Op& op = *use.op;
   int64_t all = value->type.bytes();
   if (op.parent() != value->block()) return all;  // in a loop: once is cheaper
-  if (op.kind == OpKind::Accum) return 0;
-  if (op.kind == OpKind::Write || op.results().empty() || op.kind == OpKind::Repeat) return all;
+  if (op.kind == OpKind::Accum) return 0;         // the step adds up once
+  if (op.results().empty() || op.kind == OpKind::Repeat) return all;
   Linear linear = linearIn(op, use.index);
   if (linear == Linear::No) return all;
-  Axes mine = possible(value);
-  if (linear == Linear::Together && !op.result()->type.dims.empty())
-    for (const Value* other : op.operands()) {
-      bool isZero = other->def() && other->def()->kind == OpKind::Const;
-      for (const Axis& axis : mine)
-        if (!isZero && !hasAxis(possible(other), axis.name)) return all;
-    }
-  // Scalars added up are one message in the end, however many they are.
-  if (linear == Linear::Together && op.result()->type.dims.empty()) return 0;
-  Assignment assignment = rules_.assign(op);
-  for (const Axis& axis : mine)
-    if (assignment.has(axis.name)) return all;
+  bool isTogether = linear == Linear::Together;
+  if (isTogether && op.result()->type.dims.empty()) return 0;
+  Axes kept = partialOperands(op, [&](const Value* v) { return possible(v); });
+  Assignment assignment = assign(op);
+  for (const Axis& axis : possible(value))
+    if (assignment.has(axis.name) || !hasAxis(kept, axis.name)) return all;
   int64_t cost = 0;
   for (const Value* result : op.results()) cost += laterCost(result);
-  return cost;
+  // What is added up together shares the cost.
+  return isTogether ? cost / int64_t(op.operands().size()) : cost;
 }
 
 }  // namespace planc

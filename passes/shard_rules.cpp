@@ -126,9 +126,11 @@ void SplitRules::followTokens(const Module& module) {
     });
 }
 
-Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly) const {
+Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly,
+                               llvm::ArrayRef<Axis> summed) const {
   Assignment assignment;
-  auto isFree = [&](const Axis& axis, llvm::StringRef name) {
+  auto isFree = [&](const Axis& axis, llvm::StringRef name, bool weak) {
+    if (weak && hasAxis(summed, axis.name)) return false;
     return llvm::none_of(assignment.names, [&](const auto& entry) {
       return hasAxis(entry.second, axis.name) &&
              (entry.first == name || !op || !mayShareAxes(*op, entry.first, name));
@@ -144,7 +146,7 @@ Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool stri
     if (op && op->has(Packs) && routed_.contains(rule.dim)) continue;
     Axes axes;
     for (const Axis& axis : rule.axes)
-      if (isFree(axis, rule.dim)) axes.push_back(axis);
+      if (isFree(axis, rule.dim, rule.weak)) axes.push_back(axis);
     // A weak split takes all of its axes or none: with a part, the rest would be gathered apart.
     if (axes.empty() || (rule.weak && axes.size() < rule.axes.size())) continue;
     int64_t ranks = saturatingMul(ranksOver(axes), ranksOver(assignment.of(rule.dim)));
@@ -164,10 +166,12 @@ Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool stri
   return assignment;
 }
 
-Assignment SplitRules::assign(const Op& op) const { return handOut(dimsOf(op), &op, false); }
+Assignment SplitRules::assign(const Op& op, llvm::ArrayRef<Axis> summed) const {
+  return handOut(dimsOf(op), &op, false, summed);
+}
 
 Assignment SplitRules::assign(const Type& type, bool strictOnly) const {
-  return handOut(type.dims, nullptr, strictOnly);
+  return handOut(type.dims, nullptr, strictOnly, {});
 }
 
 }  // namespace planc

@@ -152,12 +152,15 @@ void Sharder::finishSums() {
 // @reduce, and the step reads what it makes. Stacks whose sums are scattered go layer by layer: the
 // piece that a rank keeps is then contiguous.
 void Sharder::addReduce(const std::vector<std::pair<Variable*, Variable*>>& sums) {
-  if (Function* update = module_.findFunction("update"))
-    walk(*update->body, [&](Op* op) {
+  if (Function* step = module_.findFunction("update"))
+    walk(*step->body, [&](Op* op) {
       for (const auto& [sum, whole] : sums)
         if (op->var == sum) op->var = whole;
     });
   Function* function = module_.addFunction("reduce");
+  auto& functions = module_.functions;
+  auto update = llvm::find_if(functions, [](const auto& f) { return f->name == "update"; });
+  if (update != functions.end()) std::rotate(update, functions.end() - 1, functions.end());
   auto at = llvm::find_if(module_.schedule, [](const Call& c) { return c.function == "update"; });
   module_.schedule.insert(at, {"reduce", -1});
 
@@ -176,8 +179,8 @@ void Sharder::addReduce(const std::vector<std::pair<Variable*, Variable*>>& sums
           block = Builder(block).repeat(dim, sum->type.size(dim), false, {})->body.get();
       Builder builder(block);
       builder.loc = sum->loc;
-      Value* mine = builder.read(sum);
-      builder.write(whole, reshard(mine, whole->slice(block->enclosing())));
+      Value* total = reshard(builder.read(sum), whole->slice(block->enclosing()));
+      Builder(block).write(whole, total);
     }
     for (; block->owner(); block = block->owner()->parent()) Builder(block).create(OpKind::Yield, {}, {});
   }

@@ -1,0 +1,165 @@
+// Shape rules of casts between sharded types: collectives, what cuts or masks without traffic, and
+// `wait`. Casts keep the order of dims, since messages are memory as it lies; which axes may take part
+// is ir/verify_sharding.cpp's business. Tested by tests/unit/verify_casts_test.cpp.
+#include "ir/verify_shapes.h"
+#include "llvm/ADT/STLExtras.h"
+
+namespace planc {
+namespace {
+
+using llvm::Error;
+using llvm::StringRef;
+using llvm::Twine;
+
+Error broken(const Twine& what) {
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
+}
+
+#define TRY(expression) \
+  if (Error error = (expression)) return error
+
+// A list of names, or the one name that stands for a list of one.
+Words names(const Op& op, StringRef key) {
+  Words list = op.attrs.words(key);
+  std::string one = op.attrs.word(key);
+  return one.empty() ? list : Words{one};
+}
+
+// The dim cut over further axes, given by name: their sizes are those of `like`, the same dim in
+// the finer type.
+Error expectFiner(const Dim& coarse, const Dim& fine, const Words& axes) {
+  llvm::ArrayRef<Axis> all = fine.axes;
+  bool fits = coarse.axes.size() + axes.size() == all.size() &&
+              llvm::ArrayRef<Axis>(coarse.axes) == all.take_front(coarse.axes.size());
+  for (size_t i = 0; fits && i < axes.size(); ++i)
+    fits = all[coarse.axes.size() + i].name == axes[i];
+  if (fits && fine == splitDim(coarse, all)) return Error::success();
+  return broken("dim '" + coarse.name + "' is not cut over the axes in one type, innermost, and not " +
+                "in the other");
+}
+
+// Whether the ranks' pieces, one behind the other, are just the coarser piece: no padding stands
+// between or behind them.
+bool fills(const Dim& coarse, const Dim& fine) {
+  return saturatingMul(fine.size, ranksOver(fine.axes) / ranksOver(coarse.axes)) == coarse.size;
+}
+
+// Dims that lie in memory as rows of their own: all but packed rows and their groups.
+bool isPlain(const Type& type, const Dim& dim) {
+  return !dim.isRagged() && type.grouping() != dim.name;
+}
+
+// The finer type is the coarser one with dim `name` cut over axes.
+Error expectCut(const Type& coarse, const Type& fine, StringRef name, const Words& axes) {
+  int at = coarse.find(name);
+  if (at < 0) return broken("'dim' is '" + name + "', which an operand lacks");
+  Type wanted = fine;
+  if (coarse.dims.size() != fine.dims.size() || fine.find(name) != at)
+    return broken("has " + coarse.str() + " for " + fine.str());
+  TRY(expectFiner(coarse.dims[at], fine.dims[at], axes));
+  wanted.dims[at] = coarse.dims[at];
+  if (wanted.dims != coarse.dims) return broken("has " + coarse.str() + " for " + fine.str());
+  if (!isPlain(coarse, coarse.dims[at])) return broken("cuts the packed rows '" + name + "'");
+  return Error::success();
+}
+
+// all_gather and reduce_scatter: the ranks' pieces are one behind the other in the whole.
+Error concatenation(const Op& op, unsigned i, StringRef name, const Words& axes) {
+  const Type &operand = op.operand(i)->type, &result = op.result(i)->type;
+  bool gathers = op.kind == OpKind::AllGather;
+  const Type &coarse = gathers ? result : operand, &fine = gathers ? operand : result;
+  TRY(expectCut(coarse, fine, name, axes));
+  int at = coarse.find(name);
+  if (!fills(coarse.dims[at], fine.dims[at]))
+    return broken("the pieces of '" + name + "' are padded: " + fine.str());
+  for (const Dim& outer : llvm::ArrayRef<Dim>(fine.dims).take_front(at))
+    if (outer.size != 1 && fine.grouping() != outer.name)
+      return broken("'" + name + "' is not outermost in memory: '" + outer.name + "' is");
+  return Error::success();
+}
+
+Error allToAll(const Op& op, const Words& axes) {
+  Words from = names(op, "from"), to = names(op, "to");
+  if (from.size() != axes.size() || to.size() != axes.size())
+    return broken("moves " + Twine(axes.size()) + " axes from " + Twine(from.size()) + " dims to " +
+                  Twine(to.size()));
+  Type type = op.operand(0)->type;
+  auto recut = [&](StringRef name, auto&& change) {
+    Dim& dim = type.dims[type.find(name)];
+    Axes cut = dim.axes;
+    change(cut);
+    dim = splitDim(dim, cut);
+  };
+  Axes moved(axes.size());
+  for (size_t i = axes.size(); i-- > 0;) {
+    int at = type.find(from[i]);
+    if (at < 0 || !type.has(to[i])) return broken("moves an axis between dims it lacks");
+    if (type.dims[at].axes.empty() || type.dims[at].axes.back().name != axes[i])
+      return broken("'" + axes[i] + "' is not the innermost axis of '" + from[i] + "'");
+    if (!isPlain(type, type.dims[at]) || !isPlain(type, type.dims[type.find(to[i])]))
+      return broken("cuts packed rows");
+    recut(from[i], [&](Axes& cut) { moved[i] = cut.pop_back_val(); });
+  }
+  for (size_t i = 0; i < axes.size(); ++i)
+    recut(to[i], [&](Axes& cut) { cut.push_back(moved[i]); });
+  if (op.result()->type.dims != type.dims)
+    return broken("its result has dims of " + op.result()->type.str() + ", not " + type.str());
+  for (size_t i = 0; i < type.dims.size(); ++i) {
+    const Dim &was = op.operand(0)->type.dims[i], &is = type.dims[i];
+    if (was.axes.size() > is.axes.size() ? !fills(is, was) : !fills(was, is))
+      return broken("the pieces of '" + is.name + "' are padded");
+  }
+  return Error::success();
+}
+
+// wait(started..., sources...): all of one op that was started, in its order.
+Error wait(const Op& op) {
+  size_t n = op.results().size();
+  const Op* started = n > 0 && op.operands().size() == 2 * n ? op.operand(0)->def() : nullptr;
+  if (!started || !started->has(Comm) || started->kind == OpKind::Wait || !started->isFlag("start") ||
+      started->results().size() != n)
+    return broken("must take the results of one started collective, then its operands");
+  for (unsigned i = 0; i < n; ++i) {
+    if (op.operand(i) != started->result(i) || op.operand(unsigned(n) + i) != started->operand(i))
+      return broken("takes other values than those of the collective, in its order");
+    if (op.result(i)->type != started->result(i)->type)
+      return broken("result " + Twine(i) + " is not of the type that was started");
+  }
+  return Error::success();
+}
+
+}  // namespace
+
+Error verifyCast(const Op& op) {
+  if (op.kind == OpKind::Wait) return wait(op);
+  if (op.results().size() != op.operands().size())
+    return broken("has " + Twine(op.results().size()) + " results for " +
+                  Twine(op.operands().size()) + " operands");
+  for (unsigned i = 0; i < op.operands().size(); ++i)
+    if (op.operand(i)->type.elem != op.result(i)->type.elem)
+      return broken("result " + Twine(i) + " has other elements than operand " + Twine(i));
+  Words axes = names(op, "axes");
+  if (axes.empty()) return broken("has no 'axes'");
+  if (op.kind == OpKind::AllToAll) return allToAll(op, axes);
+  bool cuts = op.kind != OpKind::AllReduce && op.kind != OpKind::OneCopy;
+  Words cut = names(op, "dim");
+  if (cuts && cut.size() != op.operands().size()) return broken("names not one 'dim' an operand");
+  for (unsigned i = 0; i < op.operands().size(); ++i) {
+    const Type &operand = op.operand(i)->type, &result = op.result(i)->type;
+    if (!cuts && result.dims != operand.dims)
+      return broken("result " + Twine(i) + " has dims of " + result.str() + ", not " + operand.str());
+    if (!cuts) continue;
+    if (op.kind != OpKind::ShardSlice) {
+      TRY(concatenation(op, i, cut[i], axes));
+      continue;
+    }
+    TRY(expectCut(operand, result, cut[i], axes));
+    // The padding of a whole dim is cut off; that of a piece stands between other pieces.
+    const Dim& coarse = operand.dims[operand.find(cut[i])];
+    if (coarse.isSplit() && !fills(coarse, result.dims[operand.find(cut[i])]))
+      return broken("the pieces of '" + cut[i] + "' do not lie in the operand's piece");
+  }
+  return Error::success();
+}
+
+}  // namespace planc
