@@ -120,9 +120,15 @@ MemoryPlan::Home MemoryPlan::variableHome(const Variable& var, const Block& bloc
   return home;
 }
 
+// A collective's result lies where the started one put it.
+static const Value* startedValue(const Value* value) {
+  const Op* def = value->def();
+  return def && def->kind == OpKind::Wait ? def->operand(value->index()) : value;
+}
+
 // Whether a value can be computed where it is written.
 bool MemoryPlan::canForward(const Op& write) const {
-  const Value* value = write.operand(0);
+  const Value* value = startedValue(write.operand(0));
   const Op* def = value->def();
   const Variable& var = *write.var;
   if (!def || def->parent() != write.parent() || def->kind == OpKind::Read ||
@@ -147,10 +153,27 @@ bool MemoryPlan::canForward(const Op& write) const {
     }
     for (const Use& use : read->result()->uses()) {
       int time = useTime(use.op, read->parent());
+      if (use.op->kind == OpKind::Wait && def->has(InPlace) && def->isFlag("start")) continue;
       if (time > made || (time == made && !(def->has(InPlace) && use.op == def))) return false;
     }
   }
   return true;
+}
+
+// Whether two values have the same elements at the same places.
+static bool sameLayout(const Type& a, const Type& b) {
+  auto isSame = [](const Dim& x, const Dim& y) { return x.name == y.name && x.size == y.size; };
+  return a.elem == b.elem && std::equal(a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(), isSame);
+}
+
+// When a value is last needed; the wait for a collective that works in place needs only its result.
+int MemoryPlan::lastUseBeside(const Value* value, const Op& op) const {
+  int last = end_.lookup(value->def());
+  for (const Use& use : value->uses()) {
+    bool isOwnWait = use.op->kind == OpKind::Wait && use.op->operand(0)->def() == &op;
+    if (!isOwnWait) last = std::max(last, useTime(use.op, value->block()));
+  }
+  return last;
 }
 
 // Whether an op reads each element before it writes there; a fused op does unless it ends in a sum.
@@ -164,8 +187,10 @@ const Value* MemoryPlan::dyingOperand(const Op& op, unsigned resultIndex) const 
   const Value* result = op.results()[resultIndex];
   if (!worksInPlace(op) || op.kind == OpKind::AdamW || op.kind == OpKind::Sgd) return nullptr;
   for (const Value* operand : op.operands()) {
-    if (operand->type != result->type || !operand->def() || operand->block() != op.parent() ||
-        lastUse(operand) > start_.lookup(&op) || llvm::count(op.operands(), operand) > 1)
+    if (op.has(Comm) && operand != op.operand(resultIndex)) continue;
+    if (!sameLayout(operand->type, result->type) || !operand->def() ||
+        operand->block() != op.parent() || lastUseBeside(operand, op) > start_.lookup(&op) ||
+        llvm::count(op.operands(), operand) > 1)
       continue;
     auto home = home_.find(operand);
     if (home == home_.end() || taken_.count(operand)) continue;
@@ -252,7 +277,7 @@ size_t MemoryPlan::usesInside(const Value* value, const Op& repeat) const {
 }
 
 bool MemoryPlan::canLieOn(const Op& op, const Value& operand, const Value& result) const {
-  return worksInPlace(op) && operand.type == result.type && llvm::count(op.operands(), &operand) == 1;
+  return worksInPlace(op) && sameLayout(operand.type, result.type) && llvm::count(op.operands(), &operand) == 1;
 }
 
 void MemoryPlan::block(Block& block) {
@@ -265,13 +290,47 @@ void MemoryPlan::block(Block& block) {
       home_[op->result()] = variableHome(*op->var, block, op->result()->type);
       continue;
     }
-    // Values that are written somewhere are made there.
+    if (op->kind == OpKind::Wait) {
+      for (unsigned i = 0; i < op->results().size(); ++i) {
+        home_[op->result(i)] = home_[op->operand(i)];
+        int buffer = home_[op->operand(i)].buffer;
+        if (buffer >= 0)
+          buffers_[buffer].to = std::max(buffers_[buffer].to, lastUse(op->result(i)));
+      }
+      continue;
+    }
+    // Values that are written somewhere are made there, also those that a wait stands between.
     for (const Value* result : op->results())
-      for (const Use& use : result->uses())
+      for (const Use& use : writesOf(result))
         if (use.op->kind == OpKind::Write && use.op->parent() == &block && canForward(*use.op))
           home_[result] = variableHome(*use.op->var, block, result->type);
     for (unsigned i = 0; i < op->results().size(); ++i) placeResult(*op, i);
   }
+}
+
+// The uses of a value, those behind the wait for it among them.
+llvm::SmallVector<Use, 4> MemoryPlan::writesOf(const Value* value) const {
+  llvm::SmallVector<Use, 4> uses(value->uses().begin(), value->uses().end());
+  for (const Use& use : value->uses())
+    if (use.op->kind == OpKind::Wait && use.index < use.op->results().size()) {
+      llvm::ArrayRef<Use> more = use.op->result(use.index)->uses();
+      uses.append(more.begin(), more.end());
+    }
+  return uses;
+}
+
+// The variable on which this one lies: a rank's sum that @reduce adds up over ranks where it is.
+const Variable* MemoryPlan::addedUpInPlace(const Variable& var) const {
+  auto writes = writes_.find(&var);
+  if (writes == writes_.end() || writes->second.size() != 1) return nullptr;
+  const Value* value = startedValue(writes->second[0]->operand(0));
+  const Op* def = value->def();
+  if (!def || def->kind != OpKind::AllReduce) return nullptr;
+  const Op* read = def->operand(value->index())->def();
+  bool isWhole = read && read->kind == OpKind::Read && read->var->kind == VarKind::Sum &&
+                 sameLayout(read->var->type, var.type) && reads_.lookup(read->var).size() == 1 &&
+                 !writes->second[0]->parent()->owner();
+  return isWhole ? read->var : nullptr;
 }
 
 int64_t MemoryPlan::pack(int64_t base) {
@@ -319,6 +378,10 @@ void MemoryPlan::run() {
   int64_t base = 0;
   for (const auto& var : module_.vars) {
     if (var->kind == VarKind::Slot) continue;
+    if (const Variable* sum = addedUpInPlace(*var)) {
+      var->place = sum->place;
+      continue;
+    }
     var->place = Place{base, {}};
     base += aligned(var->type.bytes());
   }

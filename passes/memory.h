@@ -41,6 +41,9 @@ class MemoryPlan {
   int newBuffer(int64_t bytes, int from, int to);
   int useTime(const Op* user, const Block* home) const;
   int lastUse(const Value* value) const;
+  int lastUseBeside(const Value* value, const Op& op) const;
+  llvm::SmallVector<Use, 4> writesOf(const Value* value) const;
+  const Variable* addedUpInPlace(const Variable& var) const;
   bool canForward(const Op& write) const;
   bool canLieOn(const Op& op, const Value& operand, const Value& result) const;
   size_t usesInside(const Value* value, const Op& repeat) const;

@@ -1,6 +1,5 @@
 // Adds @update: the gradient's norm over all weights, clipping, the learning rate of the step, and
-// the optimizer's op on every weight with its moments. Whole stacks are updated at once: an
-// optimizer does not care about dims. With `precision bf16` it also renews the copies. Tested by
+// the optimizer's op on every weight with its moments. With `precision bf16` it also renews the copies. Tested by
 // tests/passes/optimizer and tests/runtime/equivalence_test.cpp.
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
@@ -136,7 +135,7 @@ void optimizer(Module& module, Diagnostics& diags) {
   builder.write(rateMetric, rate);
 
   bool isAdam = settings.word("optimizer") != "sgd";
-  for (Variable* weight : weights) {
+  auto updateWeight = [&](Builder& builder, Variable* weight) {
     builder.loc = weight->loc;
     double decay = weight->decay ? settings.number("decay") : 0;
     Value* w = builder.read(weight);
@@ -165,7 +164,28 @@ void optimizer(Module& module, Diagnostics& diags) {
       builder.write(targets[i], op->result(unsigned(i)));
     }
     if (Variable* copy = copies.lookup(weight))
-      builder.write(copy, builder.value(OpKind::Cast, {op->result(0)}, copy->type, {}, copy->name));
+      builder.write(copy, builder.value(OpKind::Cast, {op->result(0)},
+                                        copy->slice(builder.block()->enclosing()), {}, copy->name));
+  };
+  // An optimizer does not care about dims: whole stacks at once. Only where ranks hold pieces of the
+  // state (`shard`) it goes slice by slice, so that a piece is in one place in memory.
+  std::vector<Words> stacks;
+  for (Variable* weight : weights) {
+    Words stack = module.shards.empty() ? Words() : weight->stack;
+    if (!llvm::is_contained(stacks, stack)) stacks.push_back(stack);
+  }
+  for (const Words& stack : stacks) {
+    Block* block = update->body.get();
+    for (Variable* weight : weights) {
+      if ((module.shards.empty() ? Words() : weight->stack) != stack) continue;
+      if (block == update->body.get())
+        for (const std::string& dim : stack)
+          block = Builder(block).repeat(dim, weight->type.size(dim), false, {})->body.get();
+      Builder inner(block);
+      updateWeight(inner, weight);
+    }
+    for (; block->owner(); block = block->owner()->parent())
+      Builder(block).create(OpKind::Yield, {}, {});
   }
   module.schedule.push_back({"update", -1});
 }

@@ -42,6 +42,10 @@ void collectives(Module& module, Diagnostics& diags);
 // is only added to a gradient accumulates in place. Behind everything that makes such ops.
 void fuse(Module& module, Diagnostics& diags);
 
+// Collectives become start and wait, apart as far as may be; small ones with one aim are joined.
+// Behind `fuse`, so that the order of ops is final.
+void overlap(Module& module, Diagnostics& diags);
+
 // Gives every variable and value its place in one arena: liveness over the whole step, results laid
 // on dying operands, saved values computed where they are saved. The arena's size is exact. After
 // `fuse`, which decides what needs memory at all.
