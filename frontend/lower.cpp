@@ -102,6 +102,8 @@ void Lowering::lower(const ast::InputDecl& decl, Loc) {
     dims = std::nullopt;
   }
   if (dims && vocab) {
+    for (const Dim& dim : *dims) noteUse(dim.name, &dim == dims->begin() ? kSamples : kPositions);
+    noteUse(vocab->name, kTokens);
     Variable var;
     var.name = decl.name.text;
     var.kind = VarKind::Input;
