@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,12 +32,36 @@ struct Scope {
   std::vector<std::string> moduleNames(bool models) const;  // for suggestions
 };
 
+// What a model does with a dim, as far as splits care: bits of DimInfo::uses.
+enum DimUse : unsigned {
+  kSamples = 1,      // the first dim of an input
+  kPositions = 2,    // a later one
+  kTokens = 4,       // an input's tokens index it: a vocabulary
+  kAttended = 8,     // `attend` goes over it
+  kHeads = 16,       // of `attend`'s queries
+  kKvHeads = 32,     // of its keys and values
+  kRouted = 64,      // `route` goes over it
+  kIterations = 128  // a `repeat` counts it
+};
+
 // A dim of the model as evaluated, and where it is declared.
 struct DimInfo {
   int64_t size = 0;
   Loc loc;
+  unsigned uses = 0;
+  std::set<int64_t> others = {};  // sizes that the name has elsewhere in the model
+
+  // A vocabulary may be uneven: rows of padding at its end are zero and never chosen.
+  bool isPaddable() const { return uses == kTokens; }
 };
 using DimMap = std::map<std::string, DimInfo>;
+
+// An axis of a plan's grid. Its size is the plan's or, if told apart from it, the one of --grid.
+struct PlanAxis {
+  std::string name;
+  int64_t size = 1;
+  bool isFromOption = false;
+};
 
 // What a plan asks for, defaults filled in.
 struct PlanSettings {
@@ -45,14 +70,17 @@ struct PlanSettings {
   int64_t microbatches = 1;
   Elem precision = Elem::F32;
   Elem gradients = Elem::F32;
-  Words recompute;  // `none` gives an empty list
+  Words recompute;  // builtins, `layer`, `gather`; `none` gives an empty list
   std::string optimizer = "adamw";
   // lr warmup cosine floor beta1 beta2 eps decay momentum clip: all are present for each optimizer;
   // those that it lacks are 0.
   std::map<std::string, double> numbers;
-  std::vector<std::pair<std::string, int64_t>> grid;  // after --grid
-  int64_t ranks = 1;                                  // the product of the grid's sizes
-  Loc gridLoc;                                        // of the `grid` statement, or of the plan
+  std::vector<PlanAxis> grid;  // after --grid
+  int64_t ranks = 1;           // the product of the grid's sizes
+  Loc gridLoc;                 // of the `grid` statement, or of the plan
+  // As modules hold them: without axes of one rank and what has no other.
+  std::vector<Split> splits;
+  std::vector<Shard> shards;
 };
 
 // Fills `scope` and checks all declarations: duplicates, units, devices, clusters, parameters,
@@ -67,9 +95,11 @@ const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, D
 
 // Checks a plan's statements against the sizes of the model's dims and fills `settings`. `dims` may
 // be incomplete when the model has errors of its own: then pass `complete` false, and unknown dims
-// are not reported. True when it found no error.
+// are not reported. `toCompile`: also reports what the language has and this version can't compile.
+// True when it found no error.
 bool checkPlan(const ast::Plan& plan, const Scope& scope, const DimMap& dims, bool complete,
-               const CompileOptions& options, PlanSettings& settings, Diagnostics& diags);
+               bool toCompile, const CompileOptions& options, PlanSettings& settings,
+               Diagnostics& diags);
 
 // The builtin functions' names (docs/language.md lists them), sorted: for suggestions and
 // `recompute`.

@@ -22,7 +22,7 @@ static std::vector<Override> overridesOf(const ast::Module& model, const ast::Pl
   return result;
 }
 
-static void setSettings(Module& module, const PlanSettings& settings) {
+static void setPlan(Module& module, const PlanSettings& settings) {
   Attrs& attrs = module.settings;
   attrs.set("seed", settings.seed);
   attrs.set("microbatches", settings.microbatches);
@@ -31,22 +31,27 @@ static void setSettings(Module& module, const PlanSettings& settings) {
   attrs.set("recompute", settings.recompute);
   attrs.set("optimizer", settings.optimizer);
   for (const auto& [key, value] : settings.numbers) attrs.set(key, value);
+  for (const PlanAxis& axis : settings.grid)
+    if (axis.size > 1) module.grid.axes.push_back({axis.name, axis.size});
+  module.splits = settings.splits;
+  module.shards = settings.shards;
 }
 
-// Reports every error of a plan and its model. Null when there is one.
-static std::unique_ptr<Module> lowerPlan(const ast::Plan& plan, const Scope& scope,
-                                         const CompileOptions& options, PlanSettings& settings,
-                                         Diagnostics& diags) {
+// Reports every error of a plan and its model; `toCompile`: also what this version can't compile.
+// Null when there is one.
+static std::unique_ptr<Module> lowerPlan(const ast::Plan& plan, const Scope& scope, bool toCompile,
+                                         const CompileOptions& options, Diagnostics& diags) {
   const ast::Module* model = scope.module(plan.model.text);
   if (!model || !model->isModel) return nullptr;  // checkFiles reported it
   std::vector<Override> overrides = overridesOf(*model, &plan, options);
   DimMap dims;
   Diagnostics ignored;
   lowerModel(*model, overrides, PlanSettings(), scope, dims, ignored);
-  bool good = checkPlan(plan, scope, dims, !ignored.failed(), options, settings, diags);
+  PlanSettings settings;
+  bool good = checkPlan(plan, scope, dims, !ignored.failed(), toCompile, options, settings, diags);
   auto module = lowerModel(*model, overrides, settings, scope, dims, diags);
   if (!good || !module) return nullptr;
-  setSettings(*module, settings);
+  setPlan(*module, settings);
   module->files = diags.paths();
   return module;
 }
@@ -61,18 +66,7 @@ std::unique_ptr<Module> compilePlan(const std::vector<std::unique_ptr<ast::File>
   }
   const ast::Plan* plan = choosePlan(scope, options, diags);
   if (!plan) return nullptr;
-  PlanSettings settings;
-  auto module = lowerPlan(*plan, scope, options, settings, diags);
-  if (module && settings.ranks > 1) {
-    std::string grid;
-    for (const auto& [axis, size] : settings.grid)
-      grid += (grid.empty() ? "" : ", ") + axis + " " + std::to_string(size);
-    diags.report(settings.gridLoc, Diag::OneRankOnly, settings.ranks, grid)
-        .suggest("leave 'grid' out, or override its axes with 1: --grid " +
-                 settings.grid.front().first + "=1,...");
-    return nullptr;
-  }
-  return module;
+  return lowerPlan(*plan, scope, true, options, diags);
 }
 
 bool checkPlans(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOptions& options,
@@ -88,8 +82,7 @@ bool checkPlans(const std::vector<std::unique_ptr<ast::File>>& files, const Comp
   }
   std::set<const ast::Module*> done;
   for (const ast::Plan* plan : plans) {
-    PlanSettings settings;
-    lowerPlan(*plan, scope, options, settings, diags);
+    lowerPlan(*plan, scope, false, options, diags);
     done.insert(scope.module(plan->model.text));
   }
   // Models that no plan uses, when their parameters have values of their own.

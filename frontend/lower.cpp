@@ -102,6 +102,8 @@ void Lowering::lower(const ast::InputDecl& decl, Loc) {
     dims = std::nullopt;
   }
   if (dims && vocab) {
+    for (const Dim& dim : *dims) noteUse(dim.name, &dim == dims->begin() ? kSamples : kPositions);
+    noteUse(vocab->name, kTokens);
     Variable var;
     var.name = decl.name.text;
     var.kind = VarKind::Input;
@@ -281,6 +283,11 @@ void Lowering::lower(const ast::Assign& assign, Loc loc) {
   if (item.kind == Item::Poison && wanted.known &&
       std::all_of(wanted.dims.begin(), wanted.dims.end(), isDense))
     item = Item::tensor(at(loc).constant(0, {compute_, wanted.dims}));
+  // A wrong `dispatch` still names its rows: later uses of the name are no further mistakes.
+  if (item.kind == Item::Poison)
+    for (const Dim& dim : wanted.dims)
+      if (dim.size == 0 && !findDim(dim.name))
+        dims_.push_back({dim.name, Dim{dim.name, 0, dim.name}, loc});
   if (item.kind == Item::Number && wanted.known)
     item = Item::tensor(emit(OpKind::Const, {}, {compute_, wanted.dims}, {{"value", item.number}},
                              assign.value->loc));

@@ -137,6 +137,7 @@ class Lowering {
   const DimEntry* findDim(llvm::StringRef name) const;
   std::optional<Dim> dimNamed(const ast::Ident& ident);
   bool declareDim(const ast::Ident& name, int64_t size, bool isRepeat);
+  void noteUse(llvm::StringRef dim, DimUse use);
   // The dims of a declaration; reports unknown and double ones (then nullopt). `open`: one unknown
   // name may stand for a dim that the value brings, and gets size 0.
   std::optional<llvm::SmallVector<Dim, 4>> resolveDims(llvm::ArrayRef<ast::Ident> dims,

@@ -14,6 +14,7 @@ Item Lowering::lowerRoute(BoundArgs& args) {
   const Dim& over = args[3].dim;
   Loc loc = args.call.loc;
   int64_t top = int64_t(args[1].number);
+  noteUse(over.name, kRouted);
   if (!hasDim(args[0], over) || s.offsets) {
     error(loc, Diag::LacksDim, "route", over.name, dimList(dimsOf(s)));
     return poison();

@@ -96,7 +96,13 @@ bool Lowering::declareDim(const ast::Ident& name, int64_t size, bool isRepeat) {
   auto [at, isNew] = allDims_.emplace(name.text, DimInfo{size, name.loc});
   if (!isNew && isRepeat && frames_.size() == 1 && frame().scopes.size() == 1)
     at->second.size += size;
+  else if (!isNew && !isRepeat && size != at->second.size) at->second.others.insert(size);
+  if (isRepeat) noteUse(name.text, kIterations);
   return true;
+}
+
+void Lowering::noteUse(llvm::StringRef dim, DimUse use) {
+  if (auto at = allDims_.find(dim.str()); at != allDims_.end()) at->second.uses |= use;
 }
 
 std::optional<llvm::SmallVector<Dim, 4>> Lowering::resolveDims(llvm::ArrayRef<ast::Ident> dims,
@@ -121,7 +127,8 @@ std::optional<llvm::SmallVector<Dim, 4>> Lowering::resolveDims(llvm::ArrayRef<as
         if (ident.text != dim->name)
           message.suggest("'" + ident.text + "' is the caller's '" + dim->name + "' here");
         else
-          message.suggest("give the second another name of the same size: dim other = " + dim->name);
+          message.suggest("give the second another name of the same size: dim other = " +
+                          dim->name);
         good = false;
       }
     result.push_back(*dim);

@@ -32,6 +32,7 @@ Item Lowering::lowerRope(BoundArgs& args) {
 Item Lowering::lowerAttend(BoundArgs& args) {
   const Dim &seq = args[6].dim, &by = args[7].dim;
   Loc loc = args.call.loc;
+  noteUse(seq.name, kAttended);
   for (size_t i = 0; i < 3; ++i)
     for (const Dim* dim : {&seq, &by})
       if (!hasDim(args[i], *dim) && !(i == 2 && dim == &by)) {
@@ -79,6 +80,8 @@ Item Lowering::lowerAttend(BoundArgs& args) {
   result.dims = ordered(result.dims, args.wanted);
   Attrs attrs{{"seq", seq.name}, {"by", by.name}};
   if (!heads.empty()) {
+    noteUse(heads[0].name, kHeads);
+    noteUse(kvs[0].name, kKvHeads);
     attrs.set("head", heads[0].name);
     attrs.set("kv", kvs[0].name);
   }

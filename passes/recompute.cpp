@@ -24,7 +24,8 @@ class Recompute {
   explicit Recompute(Module& module) : module_(module) {
     for (const std::string& word : module.settings.words("recompute")) {
       if (word == "layer") layer_ = true;
-      else ops_.push_back(opName(word).str());
+      else if (word != "gather")  // about casts between ranks, which come later
+        ops_.push_back(opName(word).str());
     }
   }
 

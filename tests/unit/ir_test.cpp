@@ -17,7 +17,7 @@ std::vector<std::string> plans() {
   return paths;
 }
 
-// Grids of more than one rank do not compile yet: every axis that an example has, set to 1.
+// Every axis that an example has, set to 1: not all passes know grids yet.
 CompileOptions oneRank(const std::string& path) {
   std::ifstream in(path);
   std::string text((std::istreambuf_iterator<char>(in)), {});

@@ -317,8 +317,83 @@ plan p of gpt2(layers = 2, head = 2, model = 8, seq = 4, vocab = 16, bias = fals
   EXPECT_FALSE(lowerText(text)->findVar("layer.attention.bq"));
 }
 
-// The plan files that are shipped compile or, where their grid is larger than this version's one
-// rank, are found right.
+// The lines of a module that say how it lies over ranks.
+std::string layoutOf(const Module& module) {
+  std::string text, layout;
+  llvm::raw_string_ostream out(text);
+  PrintOptions options;
+  options.locations = false;
+  printModule(module, out, options);
+  for (llvm::StringRef rest = out.str(); !rest.empty(); rest = rest.split('\n').second) {
+    llvm::StringRef line = rest.split('\n').first;
+    for (llvm::StringRef word : {"  grid ", "  split ", "  shard "})
+      if (line.substr(0, word.size()) == word) layout += line.drop_front(2).str() + "\n";
+  }
+  return layout;
+}
+
+struct LayoutCase {
+  const char* plan;
+  std::vector<std::pair<std::string, std::string>> grid;  // --grid
+  const char* layout;
+};
+
+// Grid, splits and shards stand in the module in the plan's order: of lines, of dims, of targets.
+TEST(Lower, Layout) {
+  const std::string body =
+      "repeat layer = 2 { x = x + attention(norm(x)) x = x + moe(norm(x)) x = x + mlp(norm(x)) }";
+  const LayoutCase cases[] = {
+      {"", {}, ""},
+      {"grid data 1, tensor 1 split batch over data shard weights over data", {}, ""},
+      {"grid auto", {}, ""},
+      {"grid tensor 2, data 4 split kv, batch over data shard optimizer over data",
+       {{"data", "2"}},
+       "grid tensor 2, data 2\nsplit kv over data\nsplit batch over data\n"
+       "shard optimizer over data\n"},
+      {"grid a 2, b 2, c 2, d 1 split ffn, head over b, a split seq over c by gather, d "
+       "split batch over d shard weights, optimizer over c, d, a shard gradients over d",
+       {},
+       "grid a 2, b 2, c 2\nsplit ffn over b, a\nsplit head over b, a\n"
+       "split seq over c by gather\nshard weights over c, a\nshard optimizer over c, a\n"},
+      // One entry of strict axes and one of weak ones, the first begun first.
+      {"grid a 2, b 2, c 2 split ffn over a by gather, b, c by gather split model over b, a by gather",
+       {},
+       "grid a 2, b 2, c 2\nsplit ffn over a, c by gather\nsplit ffn over b\n"
+       "split model over b\nsplit model over a by gather\n"},
+      // A plan without a grid takes its axes from the command line.
+      {"split batch over data split vocab over tensor",
+       {{"tensor", "3"}, {"data", "2"}},
+       "grid tensor 3, data 2\nsplit batch over data\nsplit vocab over tensor\n"},
+      // Kv heads that no split names follow their heads; a vocabulary may be uneven (32 over 5).
+      {"grid tensor 4 split head over tensor", {}, "grid tensor 4\nsplit head over tensor\n"},
+      {"grid tensor 5 split vocab over tensor", {}, "grid tensor 5\nsplit vocab over tensor\n"},
+      // What is not there yet does no harm where its axis has one rank.
+      {"grid pipe 1, context 1, expert 1, data 2 split layer over pipe by zero_bubble "
+       "split seq over context split expert over expert split batch over data",
+       {},
+       "grid data 2\nsplit batch over data\n"},
+  };
+  for (const LayoutCase& c : cases) {
+    CompileOptions options;
+    options.grid = c.grid;
+    auto module = lowerText(modelText(body, c.plan), options);
+    if (!module) continue;
+    EXPECT_EQ(layoutOf(*module), c.layout) << c.plan;
+  }
+}
+
+// A split knows its dim's place in the plan.
+TEST(Lower, SplitPlaces) {
+  auto module = lowerText(modelText("", "grid data 2\n  split seq, batch over data by gather\n"));
+  ASSERT_TRUE(module);
+  ASSERT_EQ(module->splits.size(), 2u);
+  EXPECT_EQ(module->splits[1].loc.line, module->splits[0].loc.line);
+  EXPECT_EQ(module->splits[0].loc.column, 9u);
+  EXPECT_EQ(module->splits[1].loc.column, 14u);
+}
+
+// The plan files that are shipped compile or, where they need what this version can't compile, are
+// found right.
 TEST(Lower, ShippedPlans) {
   for (const char* folder : {"std", "examples"})
     for (const auto& entry :

@@ -1,0 +1,110 @@
+// Checking one plan: what check_plan.cpp (grid, shards, places), check_split.cpp (splits) and
+// check_settings.cpp (the rest) share. `checkPlan` in check.h is the door.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "frontend/ast.h"
+#include "frontend/check.h"
+#include "ir/diagnostics.h"
+
+namespace planc {
+
+struct OptimizerSetting;
+
+class PlanChecker {
+ public:
+  PlanChecker(const ast::Plan& plan, const Scope& scope, const DimMap& dims, bool complete,
+              bool toCompile, const CompileOptions& options, PlanSettings& settings,
+              Diagnostics& diags);
+  void run();
+
+ private:
+  // A dim that must be cut over the ranks of axes. Collected first, so that a help names sizes of an
+  // axis that fit every dim it splits.
+  struct Cut {
+    const ast::Ident* dim;
+    const DimInfo* info;
+    struct Part {
+      const PlanAxis* axis;
+      int64_t blocks;  // of the dim on each rank
+    };
+    std::vector<Part> parts;  // axes of more than one rank, the outermost first
+
+    // How many blocks there are; with `axis`, when that had so many ranks.
+    int64_t blocks(const PlanAxis* axis = nullptr, int64_t ranks = 0) const;
+    bool fits(int64_t blocks) const { return !misfit(blocks); }
+    // A size of the dim that can't be cut into so many blocks.
+    std::optional<int64_t> misfit(int64_t blocks) const;
+    bool has(const PlanAxis* axis) const;
+  };
+
+  // The grid, shards, places (check_plan.cpp).
+  void readGrid(const ast::Grid& grid, Loc loc);
+  void overrideGrid();
+  void checkRanks();
+  int64_t devicesWithin(size_t levels) const;
+  const PlanAxis* axisNamed(llvm::StringRef name) const;
+  std::vector<std::string> axisNames() const;
+  const PlanAxis* findAxis(const ast::Ident& name);  // null: reported
+  // `use data up to 4, or pipe up to 2`: which single axis could shrink for so many ranks in all.
+  static std::string mostRanks(const std::vector<const PlanAxis*>& axes, int64_t ranks);
+  bool once(std::map<std::string, Loc>& seen, const ast::Ident& name, Diag id);
+  void onlyOne(llvm::StringRef keyword, Loc loc);
+  size_t findLevel(const ast::Ident& name, llvm::StringRef keyword);
+  void check(const ast::Grid& grid, Loc loc);
+  void check(const ast::Shard& shard, Loc loc);
+  void check(const ast::Place& place, Loc loc);
+
+  // Splits (check_split.cpp).
+  void check(const ast::Split& split, Loc loc);
+  void reportUnknownDim(const ast::Ident& dim);
+  void checkMethod(const ast::Ident& dim, const DimInfo& info, const ast::Target& target);
+  void checkStages(const ast::Ident& dim, const DimInfo& info,
+                   const std::vector<const ast::Target*>& targets);
+  void checkSupport(const ast::Ident& dim, const DimInfo& info, const ast::Target& target);
+  void addCut(const ast::Ident& dim, const DimInfo& info,
+              const std::vector<const ast::Target*>& targets);
+  void addSplits(const ast::Ident& dim, const std::vector<const ast::Target*>& targets);
+  void checkCuts();
+  std::vector<int64_t> legalRanks(const Cut& cut, const PlanAxis* axis) const;
+  std::string help(const Cut& cut) const;
+  std::string leaveOut(const Cut& cut) const;
+
+  // Settings (check_settings.cpp).
+  void check(const ast::Microbatches& statement, Loc loc);
+  void check(const ast::Seed& statement, Loc loc);
+  void check(const ast::Precision& statement, Loc loc);
+  void check(const ast::Recompute& statement, Loc loc);
+  void check(const ast::Optimizer& statement, Loc loc);
+  std::optional<Elem> floatElem(const ast::Ident& name);
+  void setDefaults(llvm::StringRef optimizer);
+  void read(const OptimizerSetting& setting, const ast::Optimizer::Entry& entry);
+  double readNumber(const OptimizerSetting& setting, const ast::Quantity& given, double fallback);
+
+  const ast::Plan& plan_;
+  const Scope& scope_;
+  const DimMap& dims_;
+  bool complete_, toCompile_;
+  const CompileOptions& options_;
+  PlanSettings& settings_;
+  Diagnostics& diags_;
+  const ast::Cluster* cluster_ = nullptr;
+  bool hasGrid_ = false;
+  std::vector<Cut> cuts_;
+  std::map<std::string, Loc> axisLocs_, splitDims_, sharded_, placed_, statements_;
+};
+
+std::string quoted(llvm::StringRef name);
+// `1, 2 or 4`
+std::string either(const std::vector<std::string>& words);
+// `4 ranks`, `1 rank by --grid`
+std::string rankText(const PlanAxis& axis);
+// Adds `did you mean ...?`, else another help, else all of a few names.
+void suggestFrom(Message& message, llvm::StringRef word, const std::vector<std::string>& names,
+                 llvm::StringRef otherwise = "");
+
+}  // namespace planc
