@@ -5,6 +5,7 @@
 #include "frontend/ast.h"
 #include "frontend/frontend.h"
 #include "ir/planx.h"
+#include "ir/protocol.h"
 #include "ir/table.h"
 #include "ir/text.h"
 #include "llvm/Support/CommandLine.h"
@@ -20,7 +21,7 @@ namespace {
 
 cl::OptionCategory category("Options");
 cl::SubCommand compileCommand("compile", "compile a plan to a .planx");
-cl::SubCommand checkCommand("check", "find every error of a plan; writes nothing");
+cl::SubCommand checkCommand("check", "find every error of a plan or a .planx; writes nothing");
 cl::SubCommand dumpCommand("dump", "show what a .planx holds");
 cl::SubCommand optCommand("opt", "run passes on IR text");
 cl::SubCommand fmtCommand("fmt", "rewrite plans in the canonical layout");
@@ -143,12 +144,12 @@ std::optional<PassOptions> passOptions() {
   return options;
 }
 
-// Runs the passes and reports; kYes when the module is what was asked for.
+// Runs the passes; kYes when the module is what was asked for: then warnings are the caller's to show.
 Exit transform(Module& module, const PassOptions& options, Diagnostics& diags) {
   std::string internal;
   switch (runPasses(module, options, diags, internal)) {
     case PassResult::Ok:
-      return finish(diags);
+      return kYes;
     case PassResult::UserError:
       if (!internal.empty()) return fail(kTool, internal);
       return finish(diags);
@@ -193,6 +194,7 @@ Exit compile() {
   if (!module) return finish(diags);
   std::unique_ptr<Module> model = cloneModule(*module);
   if (Exit code = transform(*module, *passes, diags); code != kYes) return code;
+  finish(diags);
   if (module->level != Level::Rank) {  // passes were left out: show what there is
     bool isShown = !passes->dumpAfter.empty() || !passes->dumpDir.empty();
     return isShown && output.empty() ? kYes : writeText(*module);
@@ -213,21 +215,67 @@ Exit compile() {
   return kYes;
 }
 
+llvm::Expected<Planx> readProgram() {
+  auto bytes = readInput(input);
+  if (!bytes) return bytes.takeError();
+  auto planx = readPlanx(*bytes);
+  if (!planx)
+    return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                   "'" + input + "': " + llvm::toString(planx.takeError()));
+  return planx;
+}
+
+Exit checkProgram() {
+  if (!defines.empty() || !grid.empty() || !planName.empty() || verifyDiags)
+    return fail(kTool, "a .planx takes no options: they are for plans", kUsage);
+  auto planx = readProgram();
+  if (!planx) return fail(kTool, llvm::toString(planx.takeError()));
+  if (llvm::Error error = checkProtocol(*planx))
+    return fail(kTool, "'" + input + "': " + llvm::toString(std::move(error)));
+  return kYes;
+}
+
+// Compiles a plan that has no errors and proves that its ranks' programs fit together.
+Exit prove(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOptions& options,
+           Diagnostics& diags) {
+  Diagnostics compiling = diags;
+  Planx planx;
+  planx.model = compilePlan(files, options, compiling);
+  // The language has more than this version compiles; then there are no programs.
+  if (!planx.model) return kYes;
+  diags = std::move(compiling);
+  planx.roles.emplace_back().program = cloneModule(*planx.model);
+  Exit code = transform(*planx.roles.front().program, PassOptions(), diags);
+  if (code != kYes) return code;
+  if (llvm::Error error = checkProtocol(planx))
+    return fail(kTool,
+                "plan '" + options.plan + "': " + llvm::toString(std::move(error)) +
+                    "\nthis is a fault of planc; please report it with the plan",
+                kFault);
+  return kYes;
+}
+
 Exit check() {
+  if (llvm::sys::path::extension(input) == ".planx") return checkProgram();
   auto options = compileOptions();
   if (!options) return kUsage;
   if (verifyDiags) return verifyDiagnostics(input, *options, llvm::errs()) ? kYes : kNo;
   Diagnostics diags;
   auto files = readPlan(input, diags);
   if (!diags.failed()) checkPlans(files, *options, diags);
+  if (diags.failed()) return finish(diags);
+  for (const ast::Item& item : files.back()->items) {
+    const auto* plan = std::get_if<ast::Plan>(&item);
+    if (!plan || (!planName.empty() && planName != plan->name.text)) continue;
+    options->plan = plan->name.text;
+    if (Exit code = prove(files, *options, diags); code != kYes) return code;
+  }
   return finish(diags);
 }
 
 Exit dump() {
-  auto bytes = readInput(input);
-  if (!bytes) return fail(kTool, llvm::toString(bytes.takeError()));
-  auto planx = readPlanx(*bytes);
-  if (!planx) return fail(kTool, "'" + input + "': " + llvm::toString(planx.takeError()));
+  auto planx = readProgram();
+  if (!planx) return fail(kTool, llvm::toString(planx.takeError()));
   int64_t ranks = planx->grid().ranks();
   if (dumpRank < 0 || dumpRank >= ranks)
     return fail(kTool, "there is no rank " + llvm::Twine(dumpRank) + ": the grid has ranks 0 to " +
@@ -253,8 +301,10 @@ Exit opt() {
     auto plan = llvm::MemoryBuffer::getFile(path);
     planDiags.addFile(path, plan ? (*plan)->getBuffer().str() : std::string());
   }
-  if (!passes->passes.empty())
+  if (!passes->passes.empty()) {
     if (Exit code = transform(*module, *passes, planDiags); code != kYes) return code;
+    finish(planDiags);
+  }
   return writeText(*module);
 }
 

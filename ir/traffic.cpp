@@ -1,0 +1,82 @@
+// Counts collectives along the schedule and through repeats. Tested by tests/unit/traffic_test.cpp.
+#include "ir/traffic.h"
+
+#include "llvm/ADT/STLExtras.h"
+
+namespace planc {
+namespace {
+
+int64_t saturatingAdd(int64_t a, int64_t b) {
+  int64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
+// Bytes of one operand and its result: several are several messages behind each other, so each is
+// rounded on its own.
+int64_t bytesSent(OpKind kind, int64_t in, int64_t out, int64_t ranks) {
+  switch (kind) {
+    case OpKind::AllReduce:
+      return saturatingMul(saturatingMul(2, ranks - 1), in) / ranks;
+    case OpKind::ReduceScatter:
+      return saturatingMul(ranks - 1, out);
+    case OpKind::AllGather:
+      return saturatingMul(ranks - 1, in);
+    case OpKind::AllToAll:
+      return saturatingMul(ranks - 1, in / ranks);
+    default:
+      return 0;
+  }
+}
+
+void count(const Block& block, int64_t times, std::vector<Transfer>& into) {
+  for (const Op* op : block.ops) {
+    if (op->has(Comm)) into.push_back({op, groupAxes(*op), times, bytesSent(*op)});
+    if (op->kind == OpKind::Repeat)
+      count(*op->body, saturatingMul(times, op->attrs.integer("count")), into);
+  }
+}
+
+}  // namespace
+
+Axes groupAxes(const Op& collective) {
+  Axes axes;
+  for (const std::string& name : collective.attrs.words("axes"))
+    for (const GridAxis& axis : collective.parent()->module().grid.axes)
+      if (axis.name == name) axes.push_back({axis.name, axis.size});
+  return axes;
+}
+
+int64_t bytesSent(const Op& collective) {
+  int64_t ranks = ranksOver(groupAxes(collective)), bytes = 0;
+  for (auto [in, out] : llvm::zip(collective.operands(), collective.results()))
+    bytes = saturatingAdd(bytes,
+                          bytesSent(collective.kind, in->type.bytes(), out->type.bytes(), ranks));
+  return bytes;
+}
+
+Traffic trafficOf(const Module& module) {
+  Traffic traffic;
+  for (const auto& function : module.functions) {
+    int64_t calls = llvm::count_if(
+        module.schedule, [&](const Call& call) { return call.function == function->name; });
+    if (calls > 0) count(*function->body, calls, traffic.transfers);
+  }
+  return traffic;
+}
+
+Traffic::Total Traffic::total(std::optional<OpKind> kind, llvm::StringRef axis) const {
+  Total total;
+  for (const Transfer& transfer : transfers) {
+    if (kind && transfer.op->kind != *kind) continue;
+    Axes parts = transfer.op->parent()->module().grid.find(axis);
+    bool isAlong = axis.empty() || llvm::any_of(parts, [&](const Axis& part) {
+                     return hasAxis(transfer.axes, part.name);
+                   });
+    if (!isAlong) continue;
+    total.times = saturatingAdd(total.times, transfer.times);
+    total.bytes = saturatingAdd(total.bytes, saturatingMul(transfer.times, transfer.bytes));
+  }
+  return total;
+}
+
+}  // namespace planc

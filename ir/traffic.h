@@ -1,0 +1,41 @@
+// What a rank sends in a step: counted, not measured. The field's convention, for n ranks:
+// all-reduce 2(n-1)/n of the tensor; reduce-scatter and all-gather (n-1)/n of the larger side;
+// all-to-all (n-1)/n of the tensor. `Communicator::bytesSent` counts the same at run time.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ir/op.h"
+
+namespace planc {
+
+// The axes along which a collective's ranks lie, in the order of its attribute; those that the grid
+// lacks are left out.
+Axes groupAxes(const Op& collective);
+
+// Bytes that each rank sends in one run of a collective.
+int64_t bytesSent(const Op& collective);
+
+struct Transfer {
+  const Op* op;
+  Axes axes;
+  int64_t times;  // in a step: the schedule's calls, times the repeats around it
+  int64_t bytes;  // each time
+};
+
+struct Traffic {
+  std::vector<Transfer> transfers;  // collectives that a step runs, in the order of the text
+
+  struct Total {
+    int64_t times = 0, bytes = 0;  // in a step
+    bool operator==(const Total&) const = default;
+  };
+  // Of one kind, or of all; along one of the plan's axes, or all. What runs along several axes at
+  // once counts for each of them.
+  Total total(std::optional<OpKind> kind = std::nullopt, llvm::StringRef axis = "") const;
+};
+
+Traffic trafficOf(const Module& module);
+
+}  // namespace planc

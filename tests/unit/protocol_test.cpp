@@ -1,0 +1,444 @@
+// The proof that ranks' programs fit together: programs that do pass; each way to spoil the program
+// of one rank is told with the right ranks, operations and lines; and for random programs the verdict
+// is that of a plain run of all ranks.
+#include "ir/protocol.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+
+#include "ir/traffic.h"
+#include "ranks.h"
+
+namespace planc {
+namespace {
+
+using test::drop;
+using test::find;
+using Change = std::function<void(Module&)>;
+
+// `base` on all ranks but one, which runs it changed.
+Planx spoil(const Module& base, int64_t odd, const Change& change) {
+  Planx planx;
+  Role& role = planx.roles.emplace_back();
+  Coordinates at(base.grid, odd);
+  for (const GridAxis& axis : base.grid.axes) role.where.push_back({axis.name, at.on(axis.name)});
+  role.program = cloneModule(base);
+  change(*role.program);
+  planx.roles.emplace_back().program = cloneModule(base);
+  return planx;
+}
+
+std::string verdict(const Planx& planx) { return llvm::toString(checkProtocol(planx)); }
+
+// Exchanges an op with the next one.
+void swapWithNext(Op* op) {
+  auto& ops = op->parent()->ops;
+  size_t at = op->parent()->indexOf(op);
+  std::swap(ops[at], ops[at + 1]);
+}
+
+void retype(Op* op, const std::function<void(Type&)>& change) {
+  for (Value* value : op->operands()) change(value->type);
+  for (Value* value : op->results()) change(value->type);
+}
+
+void doubleFirstDim(Type& type) { type.dims[0] = Dim{"batch", type.dims[0].size * 2}; }
+
+struct Case {
+  const char* name;
+  int64_t odd;
+  Change change;
+  std::vector<const char*> says;
+};
+
+// data 2 x tensor 2: ranks 0, 1 and 2, 3 lie along tensor, 0, 2 and 1, 3 along data.
+const Case kCases[] = {
+    {"one lacks an all-reduce",
+     2,
+     [](Module& m) { drop(find(m, "attention")); },
+     {"ranks 2 and 3 enter different operations: tensor 'ffn' and 'attention'",
+      "rank 2 (data 1, tensor 0), operation 1, microbatch 0, layer 0:\n    %ffn = all_reduce",
+      "at ranks.plan:7:9",
+      "rank 3 (data 1, tensor 1), operation 1, microbatch 0, layer 0:\n    %attention = all_reduce",
+      "at ranks.plan:5:9", "message 1 of the group over tensor, ranks 2, 3"}},
+    {"one lacks another kind",
+     2,
+     [](Module& m) { drop(find(m, "loss")); },
+     {"ranks 0 and 2 enter different operations: kind 'all_reduce' and 'all_gather'",
+      "rank 0 (data 0, tensor 0), operation 14", "rank 2 (data 1, tensor 0), operation 14",
+      "message 2 of the group over data, ranks 0, 2"}},
+    {"one lacks the last",
+     2,
+     [](Module& m) { find(m, "weight")->erase(); },
+     {"rank 0 (data 0, tensor 0) waits for ever: rank 2 (data 1, tensor 0) has ended",
+      "rank 0 (data 0, tensor 0), operation 15:\n    %weight = all_gather", "at ranks.plan:12:9",
+      "waits for rank 2 (data 1, tensor 0): message 3 of the group over data, ranks 0, 2",
+      "rank 2 (data 1, tensor 0) has ended after 14 operations"}},
+    {"one never enters a group",
+     1,
+     [](Module& m) { drop(find(m, "attention")), drop(find(m, "ffn")); },
+     {"rank 0 (data 0, tensor 0), operation 1, microbatch 0, layer 0:",
+      "waits for rank 1 (data 0, tensor 1)"}},
+    {"double the count",
+     0,
+     [](Module& m) { retype(find(m, "attention"), doubleFirstDim); },
+     {"ranks 0 and 1 enter different operations: count '2048' and '1024'", "ranks.plan:5:9",
+      "group over tensor, ranks 0, 1"}},
+    {"another order",
+     3,
+     [](Module& m) {
+       Op* gradient = find(m, "gradient");
+       swapWithNext(gradient);
+     },
+     {"ranks 1 and 3 enter different operations: kind 'reduce_scatter' and 'all_reduce'",
+      "ranks.plan:9:9", "ranks.plan:10:9"}},
+    {"other axes",
+     1,
+     [](Module& m) { find(m, "ffn")->attrs.set("axes", Words{"data"}); },
+     {"rank 1 (data 0, tensor 1), operation 2, microbatch 0, layer 0:\n    %ffn = all_reduce",
+      "axes = [data]", "ranks 1 and 3 enter different operations",
+      "rank 3 (data 1, tensor 1), operation 13:\n    %gradient = reduce_scatter",
+      "message 1 of the group over data, ranks 1, 3"}},
+    {"more axes",
+     1,
+     [](Module& m) {
+       find(m, "loss")->attrs.set("axes", Words{"data", "tensor"});
+     },
+     {"rank 1 (data 0, tensor 1), operation 14", "group over data, tensor, ranks 0, 1, 2, 3"}},
+    {"another dim",
+     2,
+     [](Module& m) { find(m, "weight")->attrs.set("dim", Words{"hidden"}); },
+     {"ranks 0 and 2 enter different operations: dim 'model' and 'hidden'"}},
+    {"another element type",
+     3,
+     [](Module& m) { retype(find(m, "ffn"), [](Type& type) { type.elem = Elem::BF16; }); },
+     {"ranks 2 and 3 enter different operations: element type 'f32' and 'bf16'"}},
+    {"another reduction",
+     0,
+     [](Module& m) { find(m, "loss")->attrs.set("reduce", "max"); },
+     {"ranks 0 and 2 enter different operations: reduction 'max' and 'sum'"}},
+    {"another shape of the same count",
+     0,
+     [](Module& m) {
+       retype(find(m, "ffn"), [](Type& type) { std::swap(type.dims[0], type.dims[1]); });
+     },
+     {"ranks 0 and 1 enter different operations: shape"}},
+    {"another iteration",
+     0,
+     [](Module& m) { find(m, "attention")->parent()->owner()->attrs.set("count", int64_t{4}); },
+     {"ranks 0 and 1 enter different operations: iteration 'microbatch 0, layer 3' and 'microbatch "
+      "1, layer 0'",
+      "rank 0 (data 0, tensor 0), operation 7", "rank 1 (data 0, tensor 1), operation 7",
+      "group over tensor, ranks 0, 1"}},
+    {"another microbatch",
+     3,
+     [](Module& m) { m.schedule.erase(m.schedule.begin()); },
+     {"ranks 2 and 3 enter different operations: iteration 'microbatch 0, layer 0' and 'microbatch "
+      "1, layer 0'"}},
+    {"never waited for",
+     3,
+     [](Module& m) { drop(find(m, "gradient", true)); },
+     {"the program of rank 3 (data 1, tensor 1) is not sound: in '@reduce' it starts a message and "
+      "waits for it 0 times, not once",
+      "%gradient = reduce_scatter", "ranks.plan:9:9"}},
+    {"waited for twice",
+     3,
+     [](Module& m) {
+       Op* wait = find(m, "gradient", true);
+       Builder b(wait->parent());
+       b.create(OpKind::Wait, wait->operands(), {wait->result()->type});
+     },
+     {"rank 3", "waits for it 2 times"}},
+    {"used before the wait",
+     0,
+     [](Module& m) {
+       Op* gradient = find(m, "gradient");
+       Builder b(gradient->parent(), gradient->parent()->indexOf(gradient) + 1);
+       b.value(OpKind::Exp, {gradient->result()}, gradient->result()->type);
+     },
+     {"rank 0", "it uses a message before waiting for it", "= exp(%gradient)"}},
+    {"waited for in another block",
+     0,
+     [](Module& m) {
+       Op* attention = find(m, "attention");
+       attention->attrs.set("start", int64_t{1});
+       Builder b(attention->parent(), attention->parent()->indexOf(attention) + 1);
+       Op* repeat = b.repeat("again", 2, false, {});
+       Builder in(repeat->body.get());
+       Op* wait = in.create(OpKind::Wait, {attention->result(), attention->operand(0)},
+                            {attention->result()->type}, {}, nullptr, "attention");
+       in.create(OpKind::Yield, {}, {});
+       Op* use = attention->result()->uses()[0].op;
+       use->setOperand(0, wait->result());
+     },
+     {"rank 0", "in '@forward' it waits for a message in another block than it starts it"}},
+    {"waits for what is not started",
+     0,
+     [](Module& m) { find(m, "gradient")->attrs.erase("start"); },
+     {"rank 0", "it waits for what was not started"}},
+};
+
+TEST(Protocol, NamesWhatDoesNotFit) {
+  auto base = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 2}}));
+  for (const Case& row : kCases) {
+    std::string text = verdict(spoil(*base, row.odd, row.change));
+    for (const char* part : row.says)
+      EXPECT_NE(text.find(part), std::string::npos)
+          << row.name << ": lacks \"" << part << "\" in:\n"
+          << text;
+  }
+}
+
+TEST(Protocol, SameProgramsFit) {
+  auto base = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 2}}));
+  EXPECT_EQ(verdict(spoil(*base, 2, [](Module&) {})), "");
+  Planx one;
+  one.roles.emplace_back().program = cloneModule(*base);
+  EXPECT_EQ(verdict(one), "");
+  drop(find(*one.roles[0].program, "gradient", true));
+  EXPECT_NE(verdict(one), "");
+}
+
+// What a rank does on its own, or how it waits, is nobody else's business.
+TEST(Protocol, OwnAffairsFit) {
+  auto base = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 2}, {"alone", 1}}));
+  EXPECT_EQ(verdict(spoil(*base, 1, [](Module& m) { test::defer(find(m, "attention")); })), "");
+  EXPECT_EQ(verdict(spoil(*base, 1,
+                          [](Module& m) {
+                            Op* ffn = find(m, "ffn");
+                            Builder b(ffn->parent(), 1);
+                            test::collective(b, OpKind::AllReduce, {ffn->operand(0)},
+                                             {ffn->result()->type}, {"alone"}, "mine", 1);
+                          })),
+            "");
+}
+
+// A role that no rank plays runs nowhere.
+TEST(Protocol, UnplayedRolesDoNotMatter) {
+  auto base = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 2}}));
+  Planx planx = spoil(*base, 0, [](Module& m) { drop(find(m, "gradient", true)); });
+  std::swap(planx.roles[0], planx.roles[1]);
+  EXPECT_EQ(verdict(planx), "");
+}
+
+// Two messages in crossing order: ranks 0 and 3 sum along tensor first, ranks 1 and 2 along data.
+Planx crossing(bool isStarted) {
+  Grid grid = test::gridOf({{"data", 2}, {"tensor", 2}});
+  Planx planx;
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    auto module = std::make_unique<Module>();
+    module->grid = grid;
+    module->files = {"crossing.plan"};
+    module->schedule = {{"f", -1}};
+    Builder b(module->addFunction("f")->body.get());
+    Type type{Elem::F32, {{"a", 4}}};
+    Value* x = b.value(OpKind::Const, {}, type);
+    bool tensorFirst = rank == 0 || rank == 3;
+    std::vector<Op*> ops;
+    for (bool isTensor : {tensorFirst, !tensorFirst})
+      ops.push_back(test::collective(b, OpKind::AllReduce, {x}, {type},
+                                     {isTensor ? "tensor" : "data"}, isTensor ? "t" : "d",
+                                     isTensor ? 1 : 2));
+    if (isStarted)
+      for (Op* op : ops) test::defer(op);
+    planx.roles.push_back({{{"data", rank / 2}, {"tensor", rank % 2}}, std::move(module)});
+  }
+  return planx;
+}
+
+TEST(Protocol, CrossingWaitsAreACircle) {
+  EXPECT_EQ(
+      verdict(crossing(false)),
+      "ranks wait for each other for ever\n"
+      "  rank 0 (data 0, tensor 0), operation 1:\n"
+      "    %t = all_reduce(%const) {axes = [tensor]} : f32[a 4]\n"
+      "    at crossing.plan:1:9\n"
+      "    waits for rank 1 (data 0, tensor 1): message 1 of the group over tensor, ranks 0, 1\n"
+      "  rank 1 (data 0, tensor 1), operation 1:\n"
+      "    %d = all_reduce(%const) {axes = [data]} : f32[a 4]\n"
+      "    at crossing.plan:2:9\n"
+      "    waits for rank 3 (data 1, tensor 1): message 1 of the group over data, ranks 1, 3\n"
+      "  rank 3 (data 1, tensor 1), operation 1:\n"
+      "    %t = all_reduce(%const) {axes = [tensor]} : f32[a 4]\n"
+      "    at crossing.plan:1:9\n"
+      "    waits for rank 2 (data 1, tensor 0): message 1 of the group over tensor, ranks 2, 3\n"
+      "  rank 2 (data 1, tensor 0), operation 1:\n"
+      "    %d = all_reduce(%const) {axes = [data]} : f32[a 4]\n"
+      "    at crossing.plan:2:9\n"
+      "    waits for rank 0 (data 0, tensor 0): message 1 of the group over data, ranks 0, 2");
+}
+
+TEST(Protocol, CrossingStartsFit) { EXPECT_EQ(verdict(crossing(true)), ""); }
+
+TEST(Protocol, ManyRanksAreFast) {
+  auto base = test::rankProgram(
+      test::gridOf({{"pod", 4}, {"pipe", 16}, {"data", 32}, {"tensor", 8}}), 1000);
+  auto isFast = [&](const Planx& planx) {
+    auto start = std::chrono::steady_clock::now();
+    std::string text = verdict(planx);
+    double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    EXPECT_LT(seconds, 1) << "for " << planx.roles.size() << " roles";
+    return text;
+  };
+  Planx one;
+  one.roles.emplace_back().program = cloneModule(*base);
+  EXPECT_EQ(isFast(one), "");
+  Planx stages;  // a role for each place along `pipe`
+  for (int64_t stage = 0; stage < 16; ++stage)
+    stages.roles.push_back({{{"pipe", stage}}, cloneModule(*base)});
+  EXPECT_EQ(isFast(stages), "");
+  EXPECT_EQ(isFast(spoil(*base, 5000, [](Module&) {})), "");
+  std::string text = isFast(spoil(*base, 5000, [](Module& m) { drop(find(m, "ffn")); }));
+  EXPECT_NE(
+      text.find(
+          "rank 5000 (pod 1, pipe 3, data 17, tensor 0), operation 2, microbatch 0, layer 1:"),
+      std::string::npos)
+      << text;
+  EXPECT_NE(text.find("group over tensor, ranks 5000, 5001, 5002,"), std::string::npos) << text;
+}
+
+// ---- A plain run of every rank: no quotient, no rolled repeats, no names.
+
+bool fits(const Planx& planx) {
+  using Iterations = std::vector<int64_t>;
+  struct Event {
+    bool isStart;
+    const Op* op;
+    Iterations at;
+  };
+  struct Rank {
+    std::vector<Event> events;
+    size_t next = 0;
+    std::map<const Op*, size_t> latest;
+  };
+  using Key = std::vector<int64_t>;  // the group's members
+  std::map<Key, std::map<int64_t, std::vector<Event>>> started;
+  std::vector<Rank> ranks(size_t(planx.grid().ranks()));
+  auto members = [&](size_t rank, const Op* op) {
+    Key key = Coordinates(planx.grid(), int64_t(rank)).group(groupAxes(*op));
+    std::sort(key.begin(), key.end());
+    return key;
+  };
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const Module& module = *planx.roles[planx.roleOf(int64_t(i))].program;
+    std::function<void(const Block&, Iterations)> unroll = [&](const Block& block, Iterations at) {
+      for (const Op* op : block.ops) {
+        if (op->kind == OpKind::Repeat)
+          for (int64_t k = 0; k < op->attrs.integer("count"); ++k) {
+            at.push_back(k);
+            unroll(*op->body, at);
+            at.pop_back();
+          }
+        if (!op->has(Comm) && op->kind != OpKind::Wait) continue;
+        bool isWait = op->kind == OpKind::Wait;
+        if (!isWait) ranks[i].events.push_back({true, op, at});
+        if (isWait) ranks[i].events.push_back({false, op->operand(0)->def(), at});
+        else if (!op->isFlag("start")) ranks[i].events.push_back({false, op, at});
+      }
+    };
+    for (const Call& call : module.schedule) unroll(*module.findFunction(call.function)->body, {});
+  }
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      Rank& rank = ranks[i];
+      while (rank.next < rank.events.size()) {
+        const auto& [isStart, op, at] = rank.events[rank.next];
+        Key key = members(i, op);
+        auto& group = started[key];
+        if (isStart) {
+          rank.latest[op] = group[int64_t(i)].size();
+          group[int64_t(i)].push_back(rank.events[rank.next]);
+        } else if (llvm::any_of(key, [&, op = op](int64_t member) {
+                     return group[member].size() <= rank.latest[op];
+                   })) {
+          break;
+        }
+        ++rank.next;
+        moved = true;
+      }
+    }
+  }
+  for (const Rank& rank : ranks)
+    if (rank.next < rank.events.size()) return false;
+  for (const auto& [key, group] : started)
+    for (const auto& [member, ops] : group)
+      for (size_t i = 0; i < ops.size(); ++i) {
+        const Event &a = ops[i], &b = group.begin()->second[i];
+        if (a.op->result()->name != b.op->result()->name || a.at != b.at) return false;
+      }
+  return true;
+}
+
+TEST(Protocol, AgreesWithAPlainRun) {
+  std::mt19937 random(1);
+  auto below = [&](size_t n) { return size_t(random() % n); };
+  Grid grid = test::gridOf({{"a", 3}, {"b", 2}, {"c", 2}});
+  const Words kAxes[] = {{"a"}, {"b"}, {"a", "c"}, {"b", "c"}, {"a", "b", "c"}};
+  int fitting = 0;
+  constexpr int kRounds = 400;
+  for (int round = 0; round < kRounds; ++round) {
+    // A program of a few messages, some of them in a repeat, some started early.
+    Module base;
+    base.grid = grid;
+    base.schedule = {{"f", -1}};
+    Builder f(base.addFunction("f")->body.get());
+    Type type{Elem::F32, {{"n", 4}}};
+    Value* x = f.value(OpKind::Const, {}, type);
+    auto fill = [&](Builder& b) {
+      for (size_t n = 1 + below(3); n > 0; --n)
+        test::collective(b, OpKind::AllReduce, {x}, {type}, kAxes[below(5)],
+                         std::string(1, char('p' + below(3))), 1);
+    };
+    fill(f);
+    Op* repeat = f.repeat("r", 2, false, {});
+    Builder b(repeat->body.get());
+    fill(b);
+    b.create(OpKind::Yield, {}, {});
+    fill(f);
+    // Roles: some coordinates run it with an exchange, one message less, or waits that come later.
+    Planx planx;
+    for (size_t n = 1 + below(2); n > 0; --n) {
+      Role& role = planx.roles.emplace_back();
+      role.where.push_back({grid.axes[below(3)].name, int64_t(below(2))});
+      if (below(2)) role.where.push_back({grid.axes[below(3)].name, int64_t(below(2))});
+    }
+    planx.roles.emplace_back();
+    for (Role& role : planx.roles) {
+      role.program = cloneModule(base);
+      std::vector<Op*> ops;
+      walk(*role.program->functions[0]->body, [&](Op* op) {
+        if (op->has(Comm)) ops.push_back(op);
+      });
+      Op* op = ops[below(ops.size())];
+      size_t at = op->parent()->indexOf(op);
+      switch (below(4)) {
+        case 0:
+          if (at + 1 < op->parent()->ops.size() && op->parent()->ops[at + 1]->has(Comm))
+            swapWithNext(op);
+          break;
+        case 1:
+          op->erase();
+          break;
+        default:
+          for (Op* other : ops)
+            if (below(2)) test::defer(other);
+      }
+    }
+    bool expected = fits(planx);
+    fitting += expected;
+    std::string text = verdict(planx);
+    EXPECT_EQ(text.empty(), expected) << "round " << round << ": " << text;
+  }
+  EXPECT_GT(fitting, kRounds / 5);
+  EXPECT_LT(fitting, kRounds * 4 / 5);
+}
+
+}  // namespace
+}  // namespace planc
