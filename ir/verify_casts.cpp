@@ -34,8 +34,8 @@ Error expectFiner(const Dim& coarse, const Dim& fine, const Words& axes) {
   for (size_t i = 0; fits && i < axes.size(); ++i)
     fits = all[coarse.axes.size() + i].name == axes[i];
   if (fits && fine == splitDim(coarse, all)) return Error::success();
-  return broken("dim '" + coarse.name + "' is not cut over the axes in one type, innermost, and not " +
-                "in the other");
+  return broken("dim '" + coarse.name +
+                "' is not cut over the axes in one type, innermost, and not " + "in the other");
 }
 
 // Whether the ranks' pieces, one behind the other, are just the coarser piece: no padding stands
@@ -116,8 +116,8 @@ Error allToAll(const Op& op, const Words& axes) {
 Error wait(const Op& op) {
   size_t n = op.results().size();
   const Op* started = n > 0 && op.operands().size() == 2 * n ? op.operand(0)->def() : nullptr;
-  if (!started || !started->has(Comm) || started->kind == OpKind::Wait || !started->isFlag("start") ||
-      started->results().size() != n)
+  if (!started || !started->has(Comm) || started->kind == OpKind::Wait ||
+      !started->isFlag("start") || started->results().size() != n)
     return broken("must take the results of one started collective, then its operands");
   for (unsigned i = 0; i < n; ++i) {
     if (op.operand(i) != started->result(i) || op.operand(unsigned(n) + i) != started->operand(i))
@@ -147,7 +147,8 @@ Error verifyCast(const Op& op) {
   for (unsigned i = 0; i < op.operands().size(); ++i) {
     const Type &operand = op.operand(i)->type, &result = op.result(i)->type;
     if (!cuts && result.dims != operand.dims)
-      return broken("result " + Twine(i) + " has dims of " + result.str() + ", not " + operand.str());
+      return broken("result " + Twine(i) + " has dims of " + result.str() + ", not " +
+                    operand.str());
     if (!cuts) continue;
     if (op.kind != OpKind::ShardSlice) {
       TRY(concatenation(op, i, cut[i], axes));

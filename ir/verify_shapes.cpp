@@ -242,7 +242,8 @@ Error Shapes::consistent() const {
         return broken("dim '" + dim.name + "' has sizes " + Twine(other->size) + " and " +
                       Twine(dim.size));
       else if (*other != dim)
-        return broken("dim '" + dim.name + "' is held as " + list({*other}) + " and " + list({dim}));
+        return broken("dim '" + dim.name + "' is held as " + list({*other}) + " and " +
+                      list({dim}));
     }
     return Error::success();
   };

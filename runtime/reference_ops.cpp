@@ -256,6 +256,53 @@ double perToken(const Op& op, double count) {
   return count > 0 ? op.attrs.number("scale", 1) / count : 0;
 }
 
+// log(sum(exp(x))) of n elements; -inf when all are that.
+double logSumExp(const Array& x, int64_t start, int64_t step, int64_t n) {
+  double most = -INFINITY, sum = 0;
+  for (int64_t k = 0; k < n; ++k) most = std::max(most, x[size_t(start + k * step)]);
+  if (most == -INFINITY) return most;
+  for (int64_t k = 0; k < n; ++k) sum += std::exp(x[size_t(start + k * step)] - most);
+  return most + std::log(sum);
+}
+
+Array logSumExp(const Op& op, const Array& x, const Type& type) {
+  Array out = zeros(type);
+  std::string over = op.attrs.word("over");
+  const Type& from = typeOf(op, 0);
+  Space rows({&from});
+  eachRow(from, over, rows, [&](Index i, int64_t start, int64_t step) {
+    out[size_t(rows.steps(type).at(i))] = logSumExp(x, start, step, from.size(over));
+  });
+  return out;
+}
+
+// The one part is the whole dim.
+Arrays crossEntropyPart(const Op& op, const Arrays& in) {
+  const Array &logits = in[0], &targets = in[1];
+  const Type &type = typeOf(op, 0), &pickedType = op.result(1)->type;
+  Array picked = zeros(pickedType);
+  std::string over = op.attrs.word("over");
+  Space rows({&type});
+  eachRow(type, over, rows, [&](Index i, int64_t start, int64_t step) {
+    double target = targets[size_t(rows.steps(typeOf(op, 1)).at(i))];
+    if (target < 0) return;
+    picked[size_t(rows.steps(pickedType).at(i))] = logits[size_t(start + int64_t(target) * step)];
+  });
+  return {logSumExp(op, logits, op.result(0)->type), picked};
+}
+
+double crossEntropyTotal(const Op& op, const Arrays& in) {
+  double total = 0;
+  Space tokens({&typeOf(op, 0)});
+  Steps inTargets = tokens.steps(typeOf(op, 0)), inLse = tokens.steps(typeOf(op, 1));
+  Steps inPicked = tokens.steps(typeOf(op, 2));
+  tokens.each([&](Index i) {
+    if (in[0][size_t(inTargets.at(i))] < 0) return;
+    total += in[1][size_t(inLse.at(i))] - in[2][size_t(inPicked.at(i))];
+  });
+  return total * perToken(op, in[3][0]);
+}
+
 Arrays crossEntropy(const Op& op, const Arrays& in) {
   const Array &logits = in[0], &targets = in[1];
   const Type &type = typeOf(op, 0), &lseType = op.result(1)->type;
@@ -264,14 +311,7 @@ Arrays crossEntropy(const Op& op, const Arrays& in) {
   double total = 0;
   Space rows({&type});
   eachRow(type, over, rows, [&](Index i, int64_t start, int64_t step) {
-    double most = -INFINITY, sum = 0;
-    for (int64_t k = 0; k < type.size(over); ++k) {
-      most = std::max(most, logits[size_t(start + k * step)]);
-    }
-    for (int64_t k = 0; k < type.size(over); ++k) {
-      sum += std::exp(logits[size_t(start + k * step)] - most);
-    }
-    double l = most + std::log(sum);
+    double l = logSumExp(logits, start, step, type.size(over));
     lse[size_t(rows.steps(lseType).at(i))] = l;
     double target = targets[size_t(rows.steps(typeOf(op, 1)).at(i))];
     if (target >= 0) total += l - logits[size_t(start + int64_t(target) * step)];
@@ -347,6 +387,15 @@ Array slice(const Op& op, const Array& x, const Type& type) {
   in.perDim[size_t(dim)] = stepAlong(from, over);
   int64_t start = op.attrs.integer("offset") * stepAlong(from, over);
   space.each([&](Index i) { out[size_t(to.at(i))] = x[size_t(in.at(i) + start)]; });
+  return out;
+}
+
+// The share of the first rank, which is the only one here.
+Array shardSlice(const Op& op, const Array& x, const Type& type) {
+  Array out = zeros(type);
+  Space space({&type});
+  Steps to = space.steps(type), from = space.steps(typeOf(op, 0));
+  space.each([&](Index i) { out[size_t(to.at(i))] = x[size_t(from.at(i))]; });
   return out;
 }
 
@@ -431,6 +480,12 @@ Arrays referenceOp(const Op& op, Arrays in, const RunContext& context) {
       return {{double(llvm::count_if(in[0], [](double id) { return id >= 0; }))}};
     case OpKind::CrossEntropy:
       return crossEntropy(op, in);
+    case OpKind::CrossEntropyPart:
+      return crossEntropyPart(op, in);
+    case OpKind::LogSumExp:
+      return {logSumExp(op, in[0], type)};
+    case OpKind::CrossEntropyTotal:
+      return {{crossEntropyTotal(op, in)}};
     case OpKind::CrossEntropyGrad:
       return {crossEntropyGrad(op, in, type)};
     case OpKind::Rope:
@@ -445,6 +500,10 @@ Arrays referenceOp(const Op& op, Arrays in, const RunContext& context) {
       return {concat(op, in, type)};
     case OpKind::Slice:
       return {slice(op, in[0], type)};
+    case OpKind::ShardSlice:
+      return {shardSlice(op, in[0], type)};
+    case OpKind::OneCopy:
+      return {in[0]};
     case OpKind::Route:
       return referenceRoute(op, in[0]);
     case OpKind::RouteGrad:

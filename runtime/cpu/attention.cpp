@@ -5,8 +5,10 @@
 //
 // Loops: `shared` dims are those that queries and keys have (batch; the keys' heads), `own` dims
 // those that only queries have (the heads that share a key head, and dims that the keys lack). A
-// backward task is one shared index, so that no two tasks add to one key's gradient. Tested by
-// tests/runtime/kernels_test.cpp.
+// backward task is one shared index, so that no two tasks add to one key's gradient. Where ranks hold
+// pieces of the heads, one may hold some of the heads that share a key head, all of the next's, and
+// none of another's: these are parts with loops of their own. Tested by tests/runtime/kernels_test.cpp
+// and split_kernels_test.cpp there.
 #include <array>
 #include <utility>
 
@@ -24,20 +26,48 @@ struct Tensor {
   int64_t row = 0, column = 1, width = 1;  // steps from position to position and inside a row
 };
 
+// Key heads that are read by equally many query heads, with the loops over them.
+struct Part {
+  llvm::SmallVector<Axis, 4> shared, own;  // strides by tensor
+  llvm::SmallVector<int64_t, 9> start;     // each tensor's first element
+};
+
 struct Attention {
   // Of q, k, v and then the tensors shaped like them.
   llvm::SmallVector<Tensor, 9> tensors;
-  llvm::SmallVector<Axis, 4> shared, own;  // strides by tensor
+  llvm::SmallVector<Part, 1> parts;
   int64_t positions = 0, window = 0;
   double scale = 1;
   bool causal = false;
 };
 
+// Key heads [kv, kv + kvs) of this rank, each read by `group` heads, the first one's being from `head`
+// on.
+struct Heads {
+  int64_t kv, kvs, head, group;
+};
+
+// This rank's key heads with the heads that read them: head h of all reads key head
+// h / (heads / key heads) of all.
+llvm::SmallVector<Heads, 3> headsOf(const Dim& head, const Dim& kv, const Coordinates& rank) {
+  llvm::SmallVector<Heads, 3> runs;
+  int64_t sharing = head.all() / kv.all(), first = rank.offset(head);
+  auto begin = [&](int64_t kvHead) {
+    return std::clamp<int64_t>((rank.offset(kv) + kvHead) * sharing - first, 0, head.size);
+  };
+  for (int64_t k = 0; k < kv.size; ++k) {
+    int64_t group = begin(k + 1) - begin(k);
+    if (!runs.empty() && runs.back().group == group) ++runs.back().kvs;
+    else runs.push_back({k, 1, begin(k), group});
+  }
+  return runs;
+}
+
 // Which dims a tensor has beside its positions and its heads.
 enum class Like { Query, Key, Value, Output, Row };
 
 llvm::Expected<Attention> analyse(const Op& op, llvm::ArrayRef<const Type*> types,
-                                  llvm::ArrayRef<Like> likes) {
+                                  llvm::ArrayRef<Like> likes, const Coordinates& rank) {
   const Type &q = *types[0], &k = *types[1], &v = *types[2];
   std::string seq = op.attrs.word("seq"), by = op.attrs.word("by"), head = op.attrs.word("head");
   std::string kv = op.attrs.word("kv");
@@ -67,26 +97,34 @@ llvm::Expected<Attention> analyse(const Op& op, llvm::ArrayRef<const Type*> type
     attention.tensors.push_back(tensor);
   }
 
-  // `step`: how many of the query's heads one index of the loop spans.
-  auto loop = [&](llvm::StringRef dim, llvm::StringRef keyDim, int64_t size, int64_t step) {
-    Axis axis{size, {}};
+  // Each tensor's steps: along `keyDim` for keys and values, `step` elements of `dim` for others.
+  auto steps = [&](llvm::StringRef dim, llvm::StringRef keyDim, int64_t step) {
+    llvm::SmallVector<int64_t, 6> strides;
     for (size_t t = 0; t < types.size(); ++t) {
       bool isKey = likes[t] == Like::Key || likes[t] == Like::Value;
-      axis.strides.push_back(isKey ? strideOf(*types[t], keyDim) : step * strideOf(*types[t], dim));
+      strides.push_back(isKey ? strideOf(*types[t], keyDim) : step * strideOf(*types[t], dim));
     }
-    return axis;
+    return strides;
   };
-  for (const Dim& dim : memoryDims(q)) {
-    if (dim.name == seq || dim.name == by) continue;
-    if (grouped && dim.name == head) {
-      int64_t heads = k.size(kv), group = dim.size / heads;
-      attention.shared.push_back(loop(head, kv, heads, group));
-      attention.own.push_back(loop(head, "", group, 1));
-    } else if (k.has(dim.name) || v.has(dim.name)) {
-      attention.shared.push_back(loop(dim.name, dim.name, dim.size, 1));
-    } else {
-      attention.own.push_back(loop(dim.name, "", dim.size, 1));
+  llvm::SmallVector<Heads, 3> heads{{0, 0, 0, 0}};  // unused when not grouped
+  if (grouped) heads = headsOf(q.dims[size_t(q.find(head))], k.dims[size_t(k.find(kv))], rank);
+  for (const Heads& run : heads) {
+    Part part;
+    part.start.assign(types.size(), 0);
+    for (const Dim& dim : memoryDims(q)) {
+      if (dim.name == seq || dim.name == by) continue;
+      if (grouped && dim.name == head) {
+        part.shared.push_back({run.kvs, steps(head, kv, run.group)});
+        part.own.push_back({run.group, steps(head, "", 1)});
+        auto toHead = steps(head, "", run.head), toKv = steps("", kv, 0);
+        for (size_t t = 0; t < types.size(); ++t) part.start[t] = toHead[t] + run.kv * toKv[t];
+      } else if (k.has(dim.name) || v.has(dim.name)) {
+        part.shared.push_back({dim.size, steps(dim.name, dim.name, 1)});
+      } else {
+        part.own.push_back({dim.size, steps(dim.name, "", 1)});
+      }
     }
+    attention.parts.push_back(std::move(part));
   }
   return attention;
 }
@@ -247,13 +285,16 @@ class AttendKernel : public Kernel {
 
   void run(const RunContext&, Operands in, Results out) override {
     int64_t blocks = (attention_.positions + kQueries - 1) / kQueries;
-    int64_t own = countOf(attention_.own), count = countOf(attention_.shared) * own * blocks;
-    shared_.pool.parallelFor(count, [&](int64_t task, int thread) {
-      int64_t offsets[5] = {0, 0, 0, 0, 0};
-      addOffsets(attention_.shared, task / (own * blocks), offsets);
-      addOffsets(attention_.own, task / blocks % own, offsets);
-      runBlock(task % blocks * kQueries, offsets, thread, in, out);
-    });
+    for (const Part& part : attention_.parts) {
+      int64_t own = countOf(part.own), count = countOf(part.shared) * own * blocks;
+      shared_.pool.parallelFor(count, [&](int64_t task, int thread) {
+        int64_t offsets[5];
+        std::copy_n(part.start.begin(), 5, offsets);
+        addOffsets(part.shared, task / (own * blocks), offsets);
+        addOffsets(part.own, task / blocks % own, offsets);
+        runBlock(task % blocks * kQueries, offsets, thread, in, out);
+      });
+    }
   }
 
  private:
@@ -360,8 +401,11 @@ class AttendGradKernel : public Kernel {
   }
 
   void run(const RunContext&, Operands in, Results out) override {
-    shared_.pool.parallelFor(countOf(attention_.shared),
-                             [&](int64_t task, int thread) { runTask(task, thread, in, out); });
+    for (const Part& part : attention_.parts) {
+      shared_.pool.parallelFor(countOf(part.shared), [&](int64_t task, int thread) {
+        runTask(part, task, thread, in, out);
+      });
+    }
   }
 
  private:
@@ -375,11 +419,12 @@ class AttendGradKernel : public Kernel {
     int64_t rowDk, rowDv;
   };
 
-  void runTask(int64_t index, int thread, Operands in, Results out) const {
+  void runTask(const Part& part, int64_t index, int thread, Operands in, Results out) const {
     const auto& t = attention_.tensors;
     int64_t positions = attention_.positions;
-    int64_t start[9] = {};
-    addOffsets(attention_.shared, index, start);
+    int64_t start[9];
+    std::copy_n(part.start.begin(), 9, start);
+    addOffsets(part.shared, index, start);
     T* free = reinterpret_cast<T*>(shared_.pool.scratch(thread));
     auto take = [&](int64_t size) { return std::exchange(free, free + size); };
     Task task;
@@ -401,10 +446,10 @@ class AttendGradKernel : public Kernel {
       std::fill_n(task.dk + p * task.rowDk, t[K].width, T(0));
       std::fill_n(task.dv + p * task.rowDv, t[V].width, T(0));
     }
-    for (int64_t o = 0; o < countOf(attention_.own); ++o) {
+    for (int64_t o = 0; o < countOf(part.own); ++o) {
       int64_t offsets[9];
       std::copy_n(start, 9, offsets);
-      addOffsets(attention_.own, o, offsets);
+      addOffsets(part.own, o, offsets);
       for (int64_t begin = 0; begin < positions; begin += kQueries) {
         runBlock(begin, offsets, task, in, out);
       }
@@ -477,8 +522,8 @@ KernelOr prepareAttend(const Op& op, Shared& shared) {
   llvm::SmallVector<const Type*, 5> types;
   for (const Value* value : op.operands()) types.push_back(&value->type);
   for (const Value* value : op.results()) types.push_back(&value->type);
-  auto attention =
-      analyse(op, types, {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row});
+  auto attention = analyse(
+      op, types, {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row}, shared.rank);
   if (!attention) return attention.takeError();
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<AttendKernel<decltype(zero)>>(*attention, shared);
@@ -491,7 +536,8 @@ KernelOr prepareAttendGrad(const Op& op, Shared& shared) {
   for (const Value* value : op.results()) types.push_back(&value->type);
   auto attention = analyse(op, types,
                            {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row,
-                            Like::Output, Like::Query, Like::Key, Like::Value});
+                            Like::Output, Like::Query, Like::Key, Like::Value},
+                           shared.rank);
   if (!attention) return attention.takeError();
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<AttendGradKernel<decltype(zero)>>(*attention, shared);

@@ -1,5 +1,6 @@
-// Ops that move elements without computing on them (concat, slice, spread), and the sum over the
-// rows of a ragged dim. Tested by tests/runtime/kernels_test.cpp.
+// Ops that move elements without computing on them (concat, slice, a rank's share, spread), and the
+// sum over the rows of a ragged dim. Tested by tests/runtime/kernels_test.cpp and
+// split_kernels_test.cpp there.
 #include "runtime/cpu/kernels.h"
 
 namespace planc::cpu {
@@ -76,6 +77,40 @@ KernelOr prepareSlice(const Op& op, Shared& shared) {
     return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
       copy.run<T>(shared.pool, in[0], out[0]);
     });
+  });
+}
+
+// The dims keep their order, so each index of the dims outside the cut one is one run of memory.
+KernelOr prepareShardSlice(const Op& op, Shared& shared) {
+  const Type &x = op.operand(0)->type, &y = op.result()->type;
+  Words list = op.attrs.words("dim");
+  size_t at = size_t(y.find(list.empty() ? op.attrs.word("dim") : list[0]));
+  const Dim &whole = x.dims[at], &piece = y.dims[at];
+  int64_t row = strideOf(y, piece.name) * bytesPerElement(y.elem);
+  int64_t start = (shared.rank.offset(piece) - shared.rank.offset(whole)) * row;
+  int64_t used = shared.rank.valid(piece) * row, stride = whole.size * row, size = piece.size * row;
+  int64_t runs = y.bytes() / size;
+  return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
+    const std::byte* from = static_cast<const std::byte*>(in[0]);
+    std::byte* to = static_cast<std::byte*>(out[0]);
+    shared.pool.parallelPieces(runs, rowsPerTask(size), [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r) {
+        if (used > 0) std::memcpy(to + r * size, from + r * stride + start, size_t(used));
+        std::memset(to + r * size + used, 0, size_t(size - used));
+      }
+    });
+  });
+}
+
+// Its result may lie on its operand.
+KernelOr prepareOneCopy(const Op& op, Shared& shared) {
+  // The first of the ranks that differ only on these axes.
+  bool isFirst = llvm::all_of(op.attrs.words("axes"),
+                              [&](const std::string& axis) { return shared.rank.on(axis) == 0; });
+  int64_t bytes = op.result()->type.bytes();
+  return makeKernel([=](const RunContext&, Operands in, Results out) {
+    if (!isFirst) std::memset(out[0], 0, size_t(bytes));
+    else if (in[0] != out[0]) std::memcpy(out[0], in[0], size_t(bytes));
   });
 }
 

@@ -42,6 +42,12 @@ Maker makerOf(const Op& op) {
       return cpu::prepareCountValid;
     case OpKind::CrossEntropy:
       return cpu::prepareCrossEntropy;
+    case OpKind::CrossEntropyPart:
+      return cpu::prepareCrossEntropyPart;
+    case OpKind::LogSumExp:
+      return cpu::prepareLogSumExp;
+    case OpKind::CrossEntropyTotal:
+      return cpu::prepareCrossEntropyTotal;
     case OpKind::CrossEntropyGrad:
       return cpu::prepareCrossEntropyGrad;
     case OpKind::Rope:
@@ -56,6 +62,10 @@ Maker makerOf(const Op& op) {
       return cpu::prepareConcat;
     case OpKind::Slice:
       return cpu::prepareSlice;
+    case OpKind::ShardSlice:
+      return cpu::prepareShardSlice;
+    case OpKind::OneCopy:
+      return cpu::prepareOneCopy;
     case OpKind::Route:
       return cpu::prepareRoute;
     case OpKind::RouteGrad:

@@ -1,5 +1,6 @@
-// Dropout. Whether an element is kept is a function of its index (runtime/random.h); here 64
-// neighbours are drawn at a time, in loops over lanes. Tested by tests/runtime/kernels_test.cpp.
+// Dropout. Whether an element is kept is a function of its index in the whole tensor
+// (runtime/random.h); here up to 64 elements that are neighbours there are drawn at a time, in loops
+// over lanes. Tested by tests/runtime/kernels_test.cpp and split_kernels_test.cpp there.
 #include "runtime/random.h"
 
 #include "runtime/cpu/kernels.h"
@@ -45,6 +46,28 @@ void chooseFactors(const uint32_t* words, float rate, T scale, T* factor) {
   }
 }
 
+// Where a rank's elements, in memory order, stand in the whole tensor.
+struct WholeIndex {
+  Space space;
+  int64_t first = 0;  // of the rank's first element
+  int64_t run = 1;    // this many elements are neighbours in the whole
+
+  WholeIndex(const Type& type, const Coordinates& rank) {
+    Type whole = type.whole();
+    space = Space(memoryDims(type), {&whole});
+    if (space.axes().back().strides[0] == 1) run = space.axes().back().size;
+    for (const Dim& dim : type.dims) first += rank.offset(dim) * strideOf(whole, dim.name);
+    // Packed rows of other groups are other rows.
+    for (const Dim& dim : type.dims)
+      if (dim.name == type.grouping()) first += rank.index(dim.axes) * whole.elements();
+  }
+  int64_t at(int64_t index) const {
+    int64_t offset;
+    space.at(index, &offset);
+    return first + offset;
+  }
+};
+
 }  // namespace
 
 KernelOr prepareDropout(const Op& op, Shared& shared) {
@@ -53,6 +76,7 @@ KernelOr prepareDropout(const Op& op, Shared& shared) {
   std::string site = op.attrs.word("site");
   // Usually one loop of stride 1; a permuted operand is followed element by element.
   Space space(memoryDims(y), {&x, &y});
+  WholeIndex whole(y, shared.rank);
   Elem from = x.elem, to = y.elem;
   bool isFlat = space.axes().size() == 1 && space.axes()[0].strides[0] == 1;
   return withCompute(op, [&](auto zero) -> KernelOr {
@@ -64,12 +88,20 @@ KernelOr prepareDropout(const Op& op, Shared& shared) {
       T scale = T(1 / (1 - double(rate)));
       shared.pool.parallelPieces(
           space.count(), kTaskElements, [&](int64_t begin, int64_t end, int) {
-            for (int64_t at = begin; at < end; at += kDrawn) {
-              int64_t n = std::min(kDrawn, end - at);
+            // Elements [at, runEnd) in memory are those from `index` on in the whole.
+            int64_t at = begin, runEnd = begin, index = 0;
+            for (int64_t n; at < end; at += n, index += n) {
+              if (at == runEnd) {
+                index = whole.at(at);
+                runEnd = std::min(end, at + whole.run - at % whole.run);
+              }
+              int64_t drawn = index % 4;  // four neighbours share a draw
+              n = std::min(kDrawn - drawn, runEnd - at);
               uint32_t words[kDrawn];
-              T factor[kDrawn], spare[kDrawn], spareOut[kDrawn];
-              drawWords(key, high, uint64_t(at) / 4, words);
-              chooseFactors(words, rate, scale, factor);
+              T factors[kDrawn], spare[kDrawn], spareOut[kDrawn];
+              drawWords(key, high, uint64_t(index) / 4, words);
+              chooseFactors(words, rate, scale, factors);
+              const T* factor = factors + drawn;
               const T* row = spare;
               if (isFlat) {
                 row = loadRow(in[0], from, at, 1, n, spare);

@@ -23,10 +23,10 @@ using KernelOr = llvm::Expected<std::unique_ptr<Kernel>>;
 
 // What kernels of one device share.
 struct Shared {
-  // Tables of rope by (positions, width, theta): see rope.cpp.
+  // Tables of rope by (first position, positions, width, theta): see rope.cpp.
   template <class T>
-  using Angles =
-      std::map<std::tuple<int64_t, int64_t, double>, std::shared_ptr<const std::vector<T>>>;
+  using Angles = std::map<std::tuple<int64_t, int64_t, int64_t, double>,
+                          std::shared_ptr<const std::vector<T>>>;
 
   explicit Shared(int threads, Coordinates rank = {}) : pool(threads), rank(std::move(rank)) {}
   Pool pool;
@@ -89,6 +89,9 @@ KernelOr prepareLookup(const Op& op, Shared& shared);
 KernelOr prepareLookupGrad(const Op& op, Shared& shared);
 KernelOr prepareCountValid(const Op& op, Shared& shared);
 KernelOr prepareCrossEntropy(const Op& op, Shared& shared);
+KernelOr prepareCrossEntropyPart(const Op& op, Shared& shared);
+KernelOr prepareLogSumExp(const Op& op, Shared& shared);
+KernelOr prepareCrossEntropyTotal(const Op& op, Shared& shared);
 KernelOr prepareCrossEntropyGrad(const Op& op, Shared& shared);
 KernelOr prepareRope(const Op& op, Shared& shared);
 KernelOr prepareAttend(const Op& op, Shared& shared);
@@ -96,6 +99,8 @@ KernelOr prepareAttendGrad(const Op& op, Shared& shared);
 KernelOr prepareDropout(const Op& op, Shared& shared);
 KernelOr prepareConcat(const Op& op, Shared& shared);
 KernelOr prepareSlice(const Op& op, Shared& shared);
+KernelOr prepareShardSlice(const Op& op, Shared& shared);
+KernelOr prepareOneCopy(const Op& op, Shared& shared);
 KernelOr prepareSpread(const Op& op, Shared& shared);
 KernelOr prepareRaggedSum(const Op& op, Shared& shared);
 KernelOr prepareRoute(const Op& op, Shared& shared);

@@ -1,6 +1,6 @@
-// Rotary positions: a row of dim `by` is turned by the angles of its position. Cosines and sines
-// are computed once for all kernels of a device, in double. Tested by
-// tests/runtime/kernels_test.cpp.
+// Rotary positions: a row of dim `by` is turned by the angles of its position, counted from where
+// this rank's piece of `seq` begins. Cosines and sines are computed once for all kernels of a device,
+// in double. Tested by tests/runtime/kernels_test.cpp and split_kernels_test.cpp there.
 #include <cmath>
 
 #include "runtime/cpu/rows.h"
@@ -8,16 +8,16 @@
 namespace planc::cpu {
 namespace {
 
-// For each position `width / 2` cosines, then as many sines.
+// For each position from `first` on `width / 2` cosines, then as many sines.
 template <class T>
-std::shared_ptr<const std::vector<T>> anglesOf(int64_t positions, int64_t width, double theta,
-                                               Shared& shared) {
+std::shared_ptr<const std::vector<T>> anglesOf(int64_t first, int64_t positions, int64_t width,
+                                               double theta, Shared& shared) {
   auto& tables = std::get<Shared::Angles<T>>(shared.angles);
-  auto& table = tables[{positions, width, theta}];
+  auto& table = tables[{first, positions, width, theta}];
   if (table) return table;
   std::vector<T> values;
   values.reserve(size_t(positions * width));
-  for (int64_t p = 0; p < positions; ++p) {
+  for (int64_t p = first; p < first + positions; ++p) {
     auto angle = [&](int64_t i) {
       return double(p) * std::pow(theta, -2.0 * double(i) / double(width));
     };
@@ -36,12 +36,13 @@ KernelOr prepareRope(const Op& op, Shared& shared) {
   if (n % 2 != 0) return unsupported(op, "dim '" + by + "' has an odd size");
   bool inPairs = op.attrs.word("style") == "pairs", inverse = op.isFlag("inverse");
   double theta = op.attrs.number("theta", 10000);
-  // A tensor of one dim whose offset is the position.
+  // A tensor of one dim whose offset is the position in this rank's piece.
   Type position{Elem::I32, {{seq, y.size(seq), ""}}};
+  int64_t first = shared.rank.offset(y.dims[size_t(y.find(seq))]);
   Rows rows(y, by, {&x, &y, &position}, shared);
   return withCompute(op, [&](auto zero) -> KernelOr {
     using T = decltype(zero);
-    auto angles = anglesOf<T>(y.size(seq), n, theta, shared);
+    auto angles = anglesOf<T>(first, y.size(seq), n, theta, shared);
     return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
       T turn = inverse ? T(-1) : T(1);
       rows.each<T>(shared.pool, [&](const Rows::Row<T>& row) {

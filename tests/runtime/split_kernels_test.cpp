@@ -1,0 +1,518 @@
+// Ops over split dims: the op as a whole on one device, and its pieces on every rank of a small grid.
+// Put together, and partial sums added up, the pieces must equal the whole. The padding of an operand
+// holds NaN, so that a kernel that uses it shows; that of a result must be zero.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ir/grid.h"
+#include "runtime/cpu/convert.h"
+#include "runtime/random.h"
+#include "runtime/reference.h"
+
+namespace planc {
+namespace {
+
+// "x 2, t 4": axes, the outermost first.
+Grid parseGrid(llvm::StringRef text) {
+  Grid grid;
+  llvm::SmallVector<llvm::StringRef, 3> parts;
+  text.split(parts, ',', -1, false);
+  for (llvm::StringRef part : parts) {
+    auto [name, size] = part.trim().split(' ');
+    grid.axes.push_back({name.str(), std::stoll(size.str())});
+  }
+  return grid;
+}
+
+// "x.t": those of the axes that the grid has.
+Axes parseAxes(llvm::StringRef text, const Grid& grid) {
+  Axes axes;
+  llvm::SmallVector<llvm::StringRef, 3> names;
+  text.split(names, '.', -1, false);
+  for (llvm::StringRef name : names) axes.append(grid.find(name));
+  return axes;
+}
+
+// "f[batch 4/d, vocab 17/x.t] partial(t)": f is f64, i is i32; axes that the grid lacks split nothing.
+Type parseType(llvm::StringRef text, const Grid& grid) {
+  Type type{text[0] == 'i' ? Elem::I32 : Elem::F64};
+  llvm::SmallVector<llvm::StringRef, 6> parts;
+  auto [dims, partial] = text.drop_front(2).split(']');
+  dims.split(parts, ',', -1, false);
+  for (llvm::StringRef part : parts) {
+    auto [name, size] = part.trim().split(' ');
+    auto [count, axes] = size.split('/');
+    type.dims.push_back(splitDim({name.str(), std::stoll(count.str())}, parseAxes(axes, grid)));
+  }
+  if (partial.consume_front(" partial(")) type.partial = parseAxes(partial.drop_back(), grid);
+  return type;
+}
+
+// The index in the whole tensor of a rank's element; -1: it is padding.
+int64_t wholeIndex(const Type& type, const Coordinates& rank, int64_t local) {
+  int64_t index = 0, stride = 1;
+  for (const Dim& dim : llvm::reverse(type.dims)) {
+    int64_t at = local % dim.size;
+    local /= dim.size;
+    if (at >= rank.valid(dim)) return -1;
+    index += (rank.offset(dim) + at) * stride;
+    stride *= dim.all();
+  }
+  return index;
+}
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+Array pieceOf(const Type& type, const Coordinates& rank, const Array& whole, double padding) {
+  Array piece;
+  for (int64_t i = 0; i < type.elements(); ++i) {
+    int64_t at = wholeIndex(type, rank, i);
+    piece.push_back(at < 0 ? padding : whole[size_t(at)]);
+  }
+  return piece;
+}
+
+void addPiece(const Type& type, const Coordinates& rank, const Array& piece, Array& whole) {
+  for (int64_t i = 0; i < type.elements(); ++i) {
+    int64_t at = wholeIndex(type, rank, i);
+    if (at < 0) EXPECT_EQ(piece[size_t(i)], 0) << "padding";
+    else if (rank.isFirstCopy(type)) whole[size_t(at)] += piece[size_t(i)];
+  }
+}
+
+struct Case {
+  std::string name;
+  OpKind kind;
+  std::vector<std::string> operands, results;  // as parseType reads them
+  Attrs attrs;
+  std::vector<std::string> fill;  // of i32 operands: "ids N" from -1 to N - 1, "count N"
+  std::vector<std::string> grids;
+  double tolerance = 0;
+  bool inPlace = false;  // also with the result on the first operand
+  double padding = kNaN;
+};
+void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
+
+constexpr double kRounding = 1e-12;
+const std::vector<std::string> kGrids = {"t 2", "t 4", "t 8", "x 2, t 2", "x 2, t 4", "t 2, x 4"};
+
+std::vector<Case> cases() {
+  using K = OpKind;
+  Attrs rope = {{"seq", "s"}, {"by", "w"}, {"theta", 10000.0}};
+  Attrs pairs = rope;
+  rope.set("style", "half");
+  pairs.set("style", "pairs");
+  Attrs over = {{"over", "v"}}, drop = {{"rate", 0.3}, {"site", "layer.drop"}};
+  std::vector<Case> table = {
+      {"lookup",
+       K::Lookup,
+       {"f[v 17/x.t, m 6]", "i[b 3, s 15]"},
+       {"f[b 3, s 15, m 6] partial(x.t)"},
+       over,
+       {"", "ids 20"},
+       kGrids},
+      {"lookup_rows",
+       K::Lookup,
+       {"f[v 17/t, m 6/d]", "i[b 4/x, s 5]"},
+       {"f[b 4/x, s 5, m 6/d] partial(t)"},
+       over,
+       {"", "ids 20"},
+       {"x 2, d 3, t 2", "d 2, t 8"}},
+      {"lookup_grad",
+       K::LookupGrad,
+       {"i[b 3, s 15]", "f[b 3, s 15, m 6]"},
+       {"f[v 17/x.t, m 6]"},
+       over,
+       {"ids 20"},
+       kGrids},
+      {"lookup_grad_rows",
+       K::LookupGrad,
+       {"i[b 4/x, s 5]", "f[b 4/x, s 5, m 6/d]"},
+       {"f[v 17/t, m 6/d] partial(x)"},
+       over,
+       {"ids 20"},
+       {"x 2, d 3, t 2", "d 2, t 8"},
+       kRounding},
+      {"cross_entropy_grad",
+       K::CrossEntropyGrad,
+       {"f[b 4/d, s 5, v 17/x.t]", "i[b 4/d, s 5]", "i[]", "f[b 4/d, s 5]", "f[]"},
+       {"f[b 4/d, s 5, v 17/x.t]"},
+       {{"over", "v"}, {"scale", 0.5}},
+       {"", "ids 20", "count 18"},
+       {"t 2", "t 4", "t 8", "x 2, t 2", "d 2, x 2, t 4"},
+       kRounding,
+       true},
+      {"cross_entropy_grad_outer",
+       K::CrossEntropyGrad,
+       {"f[v 17/t, b 4]", "i[b 4]", "i[]", "f[b 4]", "f[]"},
+       {"f[v 17/t, b 4]"},
+       over,
+       {"", "ids 20", "count 3"},
+       {"t 2", "t 8"},
+       kRounding,
+       true},
+      {"rope_half",
+       K::Rope,
+       {"f[b 2, s 24/x.t, h 3, w 8]"},
+       {"f[b 2, s 24/x.t, h 3, w 8]"},
+       rope,
+       {},
+       kGrids,
+       0,
+       true},
+      {"rope_pairs",
+       K::Rope,
+       {"f[s 11/t, b 2/d, w 8]"},
+       {"f[s 11/t, b 2/d, w 8]"},
+       pairs,
+       {},
+       {"t 2", "d 2, t 3"},
+       0,
+       true,
+       0},
+      {"dropout",
+       K::Dropout,
+       {"f[b 4/d, s 6/x, m 70/t]"},
+       {"f[b 4/d, s 6/x, m 70/t]"},
+       drop,
+       {},
+       {"d 2", "d 4", "x 2", "x 3", "t 2", "t 5", "t 14", "t 70", "x 3, t 2", "d 2, x 2, t 2"},
+       0,
+       true},
+      {"dropout_big",
+       K::Dropout,
+       {"f[b 8/d, s 101, m 70/t]"},
+       {"f[b 8/d, s 101, m 70/t]"},
+       drop,
+       {},
+       {"d 2", "t 2", "d 4, t 2"},
+       0,
+       true},
+      {"dropout_two_axes",
+       K::Dropout,
+       {"f[s 24/x.t, m 7]"},
+       {"f[s 24/x.t, m 7]"},
+       drop,
+       {},
+       kGrids},
+      {"dropout_last",
+       K::Dropout,
+       {"f[s 9, v 17/t]"},
+       {"f[s 9, v 17/t]"},
+       drop,
+       {},
+       {"t 2"},
+       0,
+       true,
+       0},
+      {"dropout_permuted",
+       K::Dropout,
+       {"f[m 12/t, s 8, b 4/d]"},
+       {"f[b 4/d, s 8, m 12/t]"},
+       drop,
+       {},
+       {"d 2", "t 3", "d 2, t 4"}},
+      {"shard_slice",
+       K::ShardSlice,
+       {"f[b 3, z 17, c 2]"},
+       {"f[b 3, z 17/t, c 2]"},
+       {{"dim", "z"}, {"axes", Words{"t"}}},
+       {},
+       {"t 2", "t 4", "t 8"}},
+      {"shard_slice_first",
+       K::ShardSlice,
+       {"i[z 16, c 3]"},
+       {"i[z 16/x.t, c 3]"},
+       {{"dim", Words{"z"}}, {"axes", Words{"x", "t"}}},
+       {"ids 99"},
+       {"t 2, x 2", "x 4, t 2"}},
+      {"shard_slice_again",
+       K::ShardSlice,
+       {"f[b 4/d, z 24/x]"},
+       {"f[b 4/d, z 24/x.t]"},
+       {{"dim", "z"}, {"axes", Words{"t"}}},
+       {},
+       {"x 2, t 2", "t 3, d 2, x 2"}},
+      {"one_copy",
+       K::OneCopy,
+       {"f[b 4/d, z 7]"},
+       {"f[b 4/d, z 7] partial(x.t)"},
+       {{"axes", Words{"x", "t"}}},
+       {},
+       {"x 2, t 2", "t 3, d 2, x 2"},
+       0,
+       true},
+      {"one_copy_integers",
+       K::OneCopy,
+       {"i[z 7]"},
+       {"i[z 7] partial(t)"},
+       {{"axes", Words{"t"}}},
+       {"ids 99"},
+       {"t 4"},
+       0,
+       true},
+  };
+
+  // Heads over ranks: kv heads held whole by every rank, or in the pieces of the outer axes.
+  struct Heads {
+    int heads, kvs;
+    const char *cut, *kvCut, *sums, *grid;  // `sums`: the axes that only the heads are cut over
+  };
+  const Heads heads[] = {
+      {6, 1, "/t", "", "t", "t 2"},           {6, 2, "/t", "/t", "", "t 2"},
+      {6, 2, "/t", "", "t", "t 6"},           {6, 3, "/t", "", "t", "t 2"},
+      {6, 3, "/x.t", "/x", "t", "x 3, t 2"},  {6, 2, "/x.t", "/x", "t", "x 2, t 3"},
+      {8, 1, "/t", "", "t", "t 8"},           {8, 2, "/x.t", "/x", "t", "x 2, t 4"},
+      {8, 2, "/x.t", "/x", "t", "t 2, x 2"},  {8, 2, "/t", "", "t", "t 4"},
+      {12, 3, "/t", "", "t", "t 2"},          {12, 3, "/t", "", "t", "t 4"},
+      {12, 3, "/t", "", "t", "t 6"},          {12, 2, "/x.t", "/x", "t", "x 2, t 3"},
+      {24, 3, "/t", "", "t", "t 8"},          {24, 3, "/t", "", "t", "t 6"},
+      {24, 3, "/x.t", "/x", "t", "x 3, t 2"}, {24, 3, "/t", "", "t", "t 4"},
+      {24, 2, "/t", "", "t", "t 6"},          {24, 1, "/x.t", "", "x.t", "x 2, t 4"},
+      {6, 6, "/t", "/t", "", "t 3"},          {24, 3, "/t", "", "t", "d 2, t 8"},
+  };
+  for (const Heads& h : heads) {
+    auto type = [](const std::string& dims, const std::string& axes = "") {
+      return "f[b 2/d, s 9, " + dims + "]" + (axes.empty() ? "" : " partial(" + axes + ")");
+    };
+    std::string head = "h " + std::to_string(h.heads) + h.cut, sums = h.sums;
+    std::string kv = "k " + std::to_string(h.kvs) + h.kvCut;
+    std::string q = type(head + ", w 4"), a = type(head + ", u 3"), lse = type(head);
+    std::string k = type(kv + ", w 4"), v = type(kv + ", u 3");
+    std::string dk = type(kv + ", w 4", sums), dv = type(kv + ", u 3", sums);
+    std::string name =
+        std::to_string(h.heads) + "_heads_" + std::to_string(h.kvs) + "_kv_" + h.grid;
+    for (char& c : name)
+      if (!isalnum(c)) c = '_';
+    if (*h.kvCut != 0) name += "_cut";
+    Attrs attrs = {{"seq", "s"}, {"by", "w"},    {"head", "h"},
+                   {"kv", "k"},  {"scale", 0.5}, {"causal", int64_t{1}}};
+    table.push_back(
+        {"attend_" + name, K::Attend, {q, k, v}, {a, lse}, attrs, {}, {h.grid}, kRounding});
+    table.push_back({"attend_grad_" + name,
+                     K::AttendGrad,
+                     {q, k, v, a, lse, a},
+                     {q, dk, dv},
+                     attrs,
+                     {},
+                     {h.grid},
+                     kRounding});
+  }
+  return table;
+}
+
+// An op in a module of its own, its operands arguments.
+struct Bench {
+  Module module;
+  Op* op;
+
+  Bench(OpKind kind, llvm::ArrayRef<Type> operands, llvm::ArrayRef<Type> results,
+        const Attrs& attrs) {
+    Block* block = module.addFunction("f")->body.get();
+    llvm::SmallVector<Value*, 6> values;
+    for (const Type& type : operands) values.push_back(block->addArg(type, "x"));
+    op = Builder(block).create(kind, values, results, attrs);
+  }
+};
+
+RunContext context() {
+  static const int64_t iteration[2] = {3, 1};
+  RunContext context;
+  context.seed = 7;
+  context.step = 5;
+  context.microbatch = 2;
+  context.iteration = iteration;
+  return context;
+}
+
+struct Memory {
+  Type type;
+  std::vector<std::byte> bytes;
+  explicit Memory(const Type& type) : type(type), bytes(size_t(type.bytes()), std::byte{0xA5}) {}
+  void set(const Array& values) {
+    for (size_t i = 0; i < values.size(); ++i)
+      cpu::storeOne<double>(values[i], bytes.data(), type.elem, int64_t(i));
+  }
+  Array get() const {
+    Array values;
+    for (int64_t i = 0; i < type.elements(); ++i)
+      values.push_back(cpu::loadOne<double>(bytes.data(), type.elem, i));
+    return values;
+  }
+};
+
+// Runs an op on one rank; `inPlace`: its result lies on its first operand.
+std::vector<Array> runOn(const Coordinates& rank, const Op& op, const std::vector<Array>& in,
+                         bool inPlace = false) {
+  auto device = makeCpuDevice(2, rank);
+  auto kernel = device->prepare(op);
+  if (!kernel) {
+    ADD_FAILURE() << llvm::toString(kernel.takeError());
+    return {};
+  }
+  std::vector<Memory> memory;
+  std::vector<void*> at;
+  for (const Value* value : op.operands()) memory.emplace_back(value->type);
+  for (const Value* value : op.results()) memory.emplace_back(value->type);
+  for (size_t i = 0; i < in.size(); ++i) memory[i].set(in[i]);
+  for (Memory& m : memory) at.push_back(m.bytes.data());
+  if (inPlace) at[in.size()] = at[0];
+  (*kernel)->run(context(), at.data(), at.data() + in.size());
+  std::vector<Array> out;
+  for (size_t i = in.size(); i < memory.size(); ++i)
+    out.push_back(memory[inPlace && i == in.size() ? 0 : i].get());
+  return out;
+}
+
+Array randomValues(const Type& type, llvm::StringRef fill, uint64_t seed) {
+  Array values;
+  auto [what, number] = fill.split(' ');
+  for (int64_t i = 0; i < type.elements(); ++i) {
+    double x = uniformAt(seed, uint64_t(i));
+    if (what == "ids") x = std::floor((x + 1) / 2 * (std::stod(number.str()) + 1)) - 1;
+    if (what == "count") x = std::stod(number.str());
+    values.push_back(x);
+  }
+  return values;
+}
+
+std::vector<Type> wholeTypes(const std::vector<Type>& types) {
+  std::vector<Type> whole;
+  for (const Type& type : types) whole.push_back(type.whole());
+  return whole;
+}
+
+std::vector<Type> typesOf(const std::vector<std::string>& texts, const Grid& grid) {
+  std::vector<Type> types;
+  for (const std::string& text : texts) types.push_back(parseType(text, grid));
+  return types;
+}
+
+// The op on every rank, and its results put together.
+std::vector<Array> runSplit(const Grid& grid, OpKind kind, const std::vector<Type>& operands,
+                            const std::vector<Type>& results, const Attrs& attrs,
+                            const std::vector<Array>& in, bool inPlace = false,
+                            double padding = kNaN) {
+  std::vector<Array> sums;
+  for (const Type& type : results) sums.emplace_back(size_t(type.whole().elements()), 0.0);
+  for (int64_t r = 0; r < grid.ranks(); ++r) {
+    SCOPED_TRACE(testing::Message() << "rank " << r);
+    Coordinates rank(grid, r);
+    Bench bench(kind, operands, results, attrs);
+    std::vector<Array> pieces;
+    for (size_t i = 0; i < in.size(); ++i)
+      pieces.push_back(pieceOf(operands[i], rank, in[i], padding));
+    std::vector<Array> out = runOn(rank, *bench.op, pieces, inPlace);
+    for (size_t i = 0; i < out.size(); ++i) addPiece(results[i], rank, out[i], sums[i]);
+  }
+  return sums;
+}
+
+void expectEqual(const std::vector<Array>& got, const std::vector<Array>& wanted,
+                 double tolerance) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (size_t r = 0; r < got.size(); ++r) {
+    ASSERT_EQ(got[r].size(), wanted[r].size());
+    for (size_t i = 0; i < got[r].size(); ++i) {
+      if (std::abs(got[r][i] - wanted[r][i]) <= tolerance) continue;
+      FAIL() << "result " << r << " element " << i << ": " << got[r][i] << ", not " << wanted[r][i];
+    }
+  }
+}
+
+class Split : public testing::TestWithParam<Case> {};
+
+TEST_P(Split, EqualsTheWhole) {
+  const Case& test = GetParam();
+  for (const std::string& text : test.grids) {
+    SCOPED_TRACE("grid " + text);
+    Grid grid = parseGrid(text);
+    std::vector<Type> operands = typesOf(test.operands, grid),
+                      results = typesOf(test.results, grid);
+    Bench whole(test.kind, wholeTypes(operands), wholeTypes(results), test.attrs);
+    std::vector<Array> in;
+    for (size_t i = 0; i < operands.size(); ++i) {
+      std::string fill = i < test.fill.size() ? test.fill[i] : "";
+      in.push_back(randomValues(operands[i].whole(), fill, randomKey(i, test.name)));
+    }
+    if (test.kind == OpKind::AttendGrad) {
+      Bench forward(OpKind::Attend, wholeTypes({operands.begin(), operands.begin() + 3}),
+                    wholeTypes({operands.begin() + 3, operands.begin() + 5}), test.attrs);
+      auto made = referenceOp(*forward.op, {in.begin(), in.begin() + 3}, {});
+      in[3] = made[0], in[4] = made[1];
+    }
+    std::vector<Array> wanted = runOn({}, *whole.op, in);
+    for (bool inPlace : {false, true}) {
+      if (inPlace && !test.inPlace) break;
+      auto got =
+          runSplit(grid, test.kind, operands, results, test.attrs, in, inPlace, test.padding);
+      expectEqual(got, wanted, test.tolerance);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, Split, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// cross_entropy = cross_entropy_part, log_sum_exp over the parts, cross_entropy_total; on grids where
+// some ranks hold no row of the vocabulary, and with logits that are -inf.
+TEST(SplitLoss, PartsEqualTheWhole) {
+  for (const char* text : {"t 1", "t 2", "t 4", "t 8", "x 2, t 2", "d 2, x 2, t 4"}) {
+    SCOPED_TRACE(text);
+    Grid grid = parseGrid(text);
+    Type logits = parseType("f[b 4/d, s 5, v 17/x.t]", grid),
+         rows = parseType("f[b 4/d, s 5]", grid);
+    Type targets = rows.withElem(Elem::I32), count{Elem::I32}, loss{Elem::F64};
+    Axes over = logits.dims[2].axes;
+    Type parts = rows, picked = rows, partOfLoss = loss;
+    parts.dims.push_back(splitDim({"part", ranksOver(over)}, over));
+    picked.partial = over;
+    partOfLoss.partial = rows.splitAxes();
+    std::vector<Array> in = {randomValues(logits.whole(), "", 3),
+                             randomValues(targets.whole(), "ids 17", 4)};
+    for (size_t i = 0; i < in[0].size(); i += 5) in[0][i] = -INFINITY;
+    for (size_t i = 0; i < in[1].size(); ++i)
+      if (in[1][i] >= 0 && (17 * i + size_t(in[1][i])) % 5 == 0) in[1][i] = -1;
+    Array counted = {
+        double(std::count_if(in[1].begin(), in[1].end(), [](double t) { return t >= 0; }))};
+
+    Attrs attrs = {{"over", "v"}, {"scale", 0.5}};
+    Bench whole(OpKind::CrossEntropy, {logits.whole(), targets.whole(), count},
+                {loss, rows.whole()}, attrs);
+    std::vector<Array> wanted = runOn({}, *whole.op, {in[0], in[1], counted});
+
+    auto made = runSplit(grid, OpKind::CrossEntropyPart, {logits, targets}, {parts, picked},
+                         {{"over", "v"}, {"part", "part"}}, in);
+    Type allParts = rows;
+    allParts.dims.push_back(splitDim(parts.dims[2], {}));
+    auto lse = runSplit(grid, OpKind::LogSumExp, {allParts}, {rows}, {{"over", "part"}}, {made[0]});
+    auto total = runSplit(grid, OpKind::CrossEntropyTotal, {targets, rows, rows, count},
+                          {partOfLoss}, {{"scale", 0.5}}, {in[1], lse[0], made[1], counted});
+    expectEqual({total[0], lse[0]}, wanted, kRounding);
+  }
+}
+
+TEST(SplitLoss, NothingAndNaN) {
+  Type x = parseType("f[b 2, p 3]", {}), y = parseType("f[b 2]", {});
+  Bench bench(OpKind::LogSumExp, {x}, {y}, {{"over", "p"}});
+  Array out = runOn({}, *bench.op, {{-INFINITY, -INFINITY, -INFINITY, NAN, NAN, NAN}})[0];
+  EXPECT_EQ(out[0], -INFINITY);
+  EXPECT_TRUE(std::isnan(out[1]));
+}
+
+// Ranks that hold different groups of packed rows draw different masks.
+TEST(SplitDropout, GroupsOfPackedRowsDiffer) {
+  Grid grid = parseGrid("t 2");
+  Type type{Elem::F64, {splitDim({"e", 4}, grid.find("t")), {"r", 50, "e"}, {"m", 6}}};
+  Bench bench(OpKind::Dropout, {type}, {type}, {{"rate", 0.5}, {"site", "drop"}});
+  std::vector<Array> ones = {Array(size_t(type.elements()), 1.0)};
+  EXPECT_NE(runOn(Coordinates(grid, 0), *bench.op, ones),
+            runOn(Coordinates(grid, 1), *bench.op, ones));
+  EXPECT_EQ(runOn(Coordinates(grid, 0), *bench.op, ones), runOn({}, *bench.op, ones));
+}
+
+}  // namespace
+}  // namespace planc

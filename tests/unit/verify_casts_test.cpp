@@ -1,0 +1,170 @@
+// Shapes of sharded programs: casts between ranks and ops over split dims. Each case is one function
+// on a small grid; without a message it must pass, else the error must say which rule is broken.
+#include "compile.h"
+
+namespace planc {
+namespace {
+
+struct Shaped {
+  const char* body;          // of @f, over the values below
+  const char* message = "";  // part of the error; empty: none
+};
+
+// What cases read, each as the value of its name.
+struct Read {
+  const char *name, *type, *kind = "slot";
+};
+constexpr Read kReads[] = {
+    {"x", "f32[a 2, b 8/t] partial(x)"},
+    {"cut", "f32[a 2, b 8/t]"},
+    {"w", "f32[b 8, a 6] partial(x, t)"},
+    {"table", "f32[v 17/t, m 2]"},
+    {"whole", "f32[v 17, m 2]"},
+    {"deep", "f32[c 24/x, d 8]"},
+    {"sums", "f32[c 24/x, d 8] partial(t)"},
+    {"uneven", "f32[c 18/x, d 8]"},
+    {"uneven_sums", "f32[c 18/x, d 8] partial(t)"},
+    {"logits", "f32[n 5, s 6, v 17/t]"},
+    {"ids", "i32[n 5, s 6]", "input vocab 17"},
+    {"many", "i32[n 5, s 6]", "input vocab 18"},
+    {"q", "f32[s 6, h 8/x.t, u 2]"},
+    {"k", "f32[s 6, g 2/x, u 2]"},
+    {"k4", "f32[s 6, g 4/t, u 2]"},
+    {"k1", "f32[s 6, g 1, u 2]"},
+    {"rows", "f32[e 8, r 8~e, m 2] partial(t)"},
+};
+
+const Shaped kCases[] = {
+    // all_reduce.
+    {"%y = all_reduce(%w) {axes = [x, t]} : f32[b 8, a 6]"},
+    {"%y, %z = all_reduce(%w, %x) {axes = [x]} : f32[b 8, a 6] partial(t), f32[a 2, b 8/t]"},
+    {"%y = all_reduce(%w) : f32[b 8, a 6]", "has no 'axes'"},
+    {"%y = all_reduce(%w) {axes = [x]} : f32[a 6, b 8]",
+     "has dims of f32[a 6, b 8], not f32[b 8, a 6] partial(x, t)"},
+    {"%y = all_reduce(%w) {axes = [x]} : f64[b 8, a 6]", "other elements"},
+    {"%y, %z = all_reduce(%w) {axes = [x]} : f32[b 8, a 6], f32[b 8, a 6]",
+     "2 results for 1 operands"},
+
+    // reduce_scatter and all_gather.
+    {"%y = reduce_scatter(%w) {axes = [t], dim = b} : f32[b 8/t, a 6] partial(x)"},
+    {"%y, %z = reduce_scatter(%w, %sums) {axes = [t], dim = [b, c]} : f32[b 8/t, a 6] "
+     "partial(x), f32[c 24/x.t, d 8]"},
+    {"%y = reduce_scatter(%w) {axes = [x, t], dim = [b]} : f32[b 8/x.t, a 6]\n"
+     "%z = all_gather(%y) {axes = [t], dim = [b]} : f32[b 8/x, a 6]"},
+    {"%y = reduce_scatter(%w) {axes = [t], dim = [b, b]} : f32[b 8/t, a 6]",
+     "not one 'dim' an operand"},
+    {"%y = reduce_scatter(%w) {axes = [t], dim = c} : f32[b 8/t, a 6]", "'dim' is 'c'"},
+    {"%y = reduce_scatter(%w) {axes = [t], dim = b} : f32[b 8/x, a 6]",
+     "dim 'b' is not cut over the axes"},
+    {"%y = reduce_scatter(%w) {axes = [t, x], dim = b} : f32[b 8/x.t, a 6]",
+     "dim 'b' is not cut over the axes"},
+    {"%y = reduce_scatter(%w) {axes = [t], dim = b} : f32[b 8/t, a 4]",
+     "has f32[b 8, a 6] partial(x, t) for f32[b 8/t, a 4]"},
+    {"%y = reduce_scatter(%w) {axes = [x], dim = a} : f32[b 8, a 6/x]",
+     "'a' is not outermost in memory: 'b' is"},
+    {"%y = shard_slice(%cut) {axes = [x], dim = a} : f32[a 2/x, b 8/t]\n"
+     "%z = all_gather(%y) {axes = [t], dim = b} : f32[a 2/x, b 8]"},
+    {"%y = all_gather(%table) {axes = [t], dim = v} : f32[v 17, m 2]",
+     "the pieces of 'v' are padded"},
+    {"%y = reduce_scatter(%uneven_sums) {axes = [t], dim = c} : f32[c 18/x.t, d 8]",
+     "the pieces of 'c' are padded"},
+    {"%y = reduce_scatter(%rows) {axes = [t], dim = e} : f32[e 8/t, r 8~e, m 2]",
+     "cuts the packed rows 'e'"},
+
+    // all_to_all.
+    {"%y = all_to_all(%deep) {axes = [x], from = [c], to = [d]} : f32[c 24, d 8/x]"},
+    {"%y = shard_slice(%deep) {axes = [t], dim = c} : f32[c 24/x.t, d 8]\n"
+     "%z = all_to_all(%y) {axes = [x, t], from = [c, c], to = [d, d]} : f32[c 24, d 8/x.t]"},
+    {"%y = shard_slice(%deep) {axes = [t], dim = c} : f32[c 24/x.t, d 8]\n"
+     "%z = all_to_all(%y) {axes = [x], from = [c], to = [d]} : f32[c 24/t, d 8/x]",
+     "not the innermost"},
+    {"%y = all_to_all(%deep) {axes = [x], from = [c, c], to = [d]} : f32[c 24, d 8/x]",
+     "moves 1 axes from 2 dims to 1"},
+    {"%y = all_to_all(%deep) {axes = [x], from = [c], to = [e]} : f32[c 24, d 8/x]",
+     "dims it lacks"},
+    {"%y = all_to_all(%deep) {axes = [x], from = [c], to = [d]} : f32[c 24, d 8/t]",
+     "its result has dims of"},
+    {"%y = all_to_all(%table) {axes = [t], from = [v], to = [m]} : f32[v 17, m 2/t]", "are padded"},
+
+    // shard_slice and one_copy.
+    {"%y = shard_slice(%whole) {axes = [t], dim = v} : f32[v 17/t, m 2]\n"
+     "%z = one_copy(%y) {axes = [x]} : f32[v 17/t, m 2] partial(x)"},
+    {"%y = shard_slice(%ids) {axes = [x], dim = s} : i32[n 5, s 6/x]"},
+    {"%y = shard_slice(%uneven) {axes = [t], dim = c} : f32[c 18/x.t, d 8]",
+     "do not lie in the operand's piece"},
+    {"%y = shard_slice(%whole) {axes = [t], dim = v} : f32[m 2, v 17/t]",
+     "has f32[v 17, m 2] for f32[m 2, v 17/t]"},
+    {"%y = one_copy(%whole) {axes = [t]} : f32[v 17/t, m 2]", "has dims of"},
+
+    // wait.
+    {"%s = reduce_scatter(%w) {axes = [t], dim = b, start = 1} : f32[b 8/t, a 6] partial(x)\n"
+     "%y = wait(%s, %w) : f32[b 8/t, a 6] partial(x)"},
+    {"%s = reduce_scatter(%w) {axes = [t], dim = b} : f32[b 8/t, a 6] partial(x)\n"
+     "%y = wait(%s, %w) : f32[b 8/t, a 6] partial(x)",
+     "results of one started collective"},
+    {"%s = reduce_scatter(%w) {axes = [t], dim = b, start = 1} : f32[b 8/t, a 6]\n"
+     "%y = wait(%s, %s) : f32[b 8/t, a 6]",
+     "other values"},
+    {"%s, %r = all_reduce(%w, %w) {axes = [t], start = 1} : f32[b 8, a 6], f32[b 8, a 6]\n"
+     "%y = wait(%s, %w) : f32[b 8, a 6]",
+     "one started collective"},
+    {"%s = all_reduce(%w) {axes = [t], start = 1} : f32[b 8, a 6] partial(x)\n"
+     "%y = wait(%s, %w) : f32[a 6, b 8]",
+     "not of the type that was started"},
+
+    // Ops over split dims.
+    {"%e, %p = cross_entropy_part(%logits, %ids) {over = v, part = part} : f32[n 5, s 6, part "
+     "4/t], f32[n 5, s 6] partial(t)"},
+    {"%e, %p = cross_entropy_part(%logits, %ids) {over = v, part = part} : f32[n 5, s 6, part "
+     "1], f32[n 5, s 6]",
+     "the log-sum-exp has dims [n 5, s 6, part 1], not [n 5, s 6, part 4/t]"},
+    {"%e, %p = cross_entropy_part(%logits, %ids) {over = v, part = s} : f32[n 5, s 6], f32[n "
+     "5, s 6]",
+     "a dim of its own"},
+    {"%e, %p = cross_entropy_part(%logits, %many) {over = v, part = part} : f32[n 5, s 6, part "
+     "4/t], f32[n 5, s 6] partial(t)",
+     "targets are below 18, but the dim has 17"},
+    {"%e = log_sum_exp(%logits) {over = s} : f32[n 5, s 6]", "the result has dims"},
+    {"%c = count_valid(%ids) : i32[]\n"
+     "%e = const {value = 1.0} : f32[n 5, s 6]\n"
+     "%f = const {value = 1.0} : f32[n 5]\n"
+     "%l = cross_entropy_total(%ids, %e, %f, %c) {scale = 1.0} : f32[]",
+     "what is picked has dims"},
+    {"%l = lookup(%table, %ids) {over = v} : f32[n 5, s 6, m 2] partial(t)"},
+    {"%l = lookup(%table, %many) {over = v} : f32[n 5, s 6, m 2] partial(t)",
+     "below 18, but the dim has 17"},
+    {"%y = add(%table, %whole) : f32[v 17/t, m 2]", "dim 'v' has sizes 5 and 17"},
+    {"%a, %l = attend(%q, %k, %k) {seq = s, by = u, head = h, kv = g} : f32[s 6, h 8/x.t, u 2], "
+     "f32[s 6, h 8/x.t]"},
+    {"%a, %l = attend(%q, %k1, %k1) {seq = s, by = u, head = h, kv = g} : f32[s 6, h 8/x.t, u "
+     "2], f32[s 6, h 8/x.t]"},
+    {"%a, %l = attend(%q, %k4, %k4) {seq = s, by = u, head = h, kv = g} : f32[s 6, h 8/x.t, u "
+     "2], f32[s 6, h 8/x.t]",
+     "cut otherwise than its heads: [g 4/t] for [h 8/x.t]"},
+};
+
+TEST(VerifyCasts, EachRule) {
+  std::string vars, reads;
+  for (const Read& read : kReads) {
+    vars += std::string("var @") + read.name + " : " + read.type + " " + read.kind + "\n";
+    reads += std::string("%") + read.name + " = read @" + read.name + " : " + read.type + "\n";
+  }
+  for (const Shaped& c : kCases) {
+    std::string text =
+        "module m sharded {\ngrid x 2, t 4\n" + vars + "func @f {\n" + reads + c.body + "\n}\n}\n";
+    Diagnostics diags;
+    parseModule(diags.addFile("t.ir", text), diags);
+    if (*c.message == 0) {
+      EXPECT_TRUE(diags.messages().empty()) << c.body << "\n" << test::messages(diags);
+      continue;
+    }
+    ASSERT_FALSE(diags.messages().empty()) << c.body;
+    EXPECT_EQ(diags.messages().front().id, Diag::IrInvalid) << test::messages(diags);
+    EXPECT_NE(diags.messages().front().text.find(c.message), std::string::npos)
+        << c.body << "\n"
+        << diags.messages().front().text;
+  }
+}
+
+}  // namespace
+}  // namespace planc
