@@ -30,9 +30,6 @@ Error broken(const Twine& what) {
   return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
 }
 
-// How many ranks the roles may tell apart.
-constexpr size_t kMostRanks = 1 << 20;
-
 std::string text(const Grid& grid, int64_t rank) {
   std::string text = "rank " + std::to_string(rank);
   Coordinates at(grid, rank);
@@ -202,7 +199,7 @@ struct Representative {
   size_t role;
 };
 
-llvm::Expected<std::vector<Representative>> representativesOf(const Planx& planx) {
+std::vector<Representative> representativesOf(const Planx& planx) {
   const Grid& grid = planx.grid();
   std::vector<Representative> ranks{{0, {}, 0}};
   for (const GridAxis& axis : grid.axes) {
@@ -215,8 +212,6 @@ llvm::Expected<std::vector<Representative>> representativesOf(const Planx& planx
     int64_t free = 0;
     while (size_t(free) < told.size() && told[size_t(free)] == free) ++free;
     if (free < axis.size) told.insert(told.begin() + free, free);
-    if (told.size() > kMostRanks / ranks.size())
-      return broken("the roles tell more than " + Twine(kMostRanks) + " ranks apart");
     std::vector<Representative> next;
     for (const Representative& rank : ranks)
       for (size_t i = 0; i < told.size(); ++i) {
@@ -514,11 +509,10 @@ Error Simulation::stuck() const {
 }  // namespace
 
 Error checkProtocol(const Planx& planx) {
-  auto ranks = representativesOf(planx);
-  if (!ranks) return ranks.takeError();
+  std::vector<Representative> ranks = representativesOf(planx);
   std::vector<Program> programs(planx.roles.size());
   std::vector<bool> isKnown(planx.roles.size());
-  for (const Representative& rank : *ranks) {
+  for (const Representative& rank : ranks) {
     if (isKnown[rank.role]) continue;
     auto program = programOf(*planx.roles[rank.role].program);
     if (!program)
@@ -529,7 +523,7 @@ Error checkProtocol(const Planx& planx) {
   }
   // One text agrees with itself.
   if (llvm::count(isKnown, true) == 1) return Error::success();
-  return Simulation(planx.grid(), *ranks, programs).run();
+  return Simulation(planx.grid(), ranks, programs).run();
 }
 
 }  // namespace planc
