@@ -35,8 +35,8 @@ Builder& Lowering::at(Loc loc) {
 }
 
 bool Lowering::fits(const Type& type, Loc loc) {
-  if (type.elements() <= kMaxElements) return true;
-  error(loc, Diag::TensorTooLarge, type.str(), kMaxElements);
+  if (type.elements() <= kMaxWholeElements) return true;
+  error(loc, Diag::TensorTooLarge, type.str(), kMaxWholeElements);
   return false;
 }
 

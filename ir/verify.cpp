@@ -54,13 +54,14 @@ llvm::Error checkType(const Type& type, bool isVariable = false) {
       return broken("ragged dim '" + dim.name + "' must stand second, behind its groups '" +
                     dim.over + "'");
   }
-  if (type.elements() > kMaxElements)
-    return broken("type " + type.str() + " has more than 2^46 elements");
   return llvm::Error::success();
 }
 
 llvm::Error Verifier::type(const Type& type, bool isVariable) {
   if (llvm::Error error = checkType(type, isVariable)) return error;
+  bool isModel = module_.level == Level::Model;
+  if (type.elements() > (isModel ? kMaxWholeElements : kMaxElements))
+    return broken("type " + type.str() + " has more than 2^" + Twine(isModel ? 60 : 46) + " elements");
   if (module_.level != Level::Model) return verifyHeld(type, module_.grid);
   return type == type.whole() ? llvm::Error::success()
                               : broken("a split type at the model's level: " + type.str());

@@ -17,8 +17,10 @@ namespace planc {
 // The first rule that is broken, naming the function and the op; success if none is.
 llvm::Error verify(const Module& module);
 
-// Elements that one variable or value may have, and repeats that may nest.
+// Elements that one rank may hold of a variable or value, and that all ranks together may; repeats
+// that may nest.
 inline constexpr int64_t kMaxElements = int64_t{1} << 46;
+inline constexpr int64_t kMaxWholeElements = int64_t{1} << 60;
 inline constexpr unsigned kMaxNesting = 16;
 
 }  // namespace planc

@@ -6,6 +6,7 @@
 #include "passes/shard.h"
 
 #include "llvm/ADT/STLExtras.h"
+#include "ir/verify.h"
 #include "passes/dead_ops.h"
 #include "passes/passes.h"
 
@@ -201,7 +202,13 @@ void Sharder::run() {
     return;
   }
   module_.level = Level::Sharded;
-  if (module_.grid.ranks() == 1) return;
+  if (module_.grid.ranks() > 1) typeAll();
+  for (const auto& var : module_.vars)
+    if (var->type.elements() > kMaxElements)
+      diags_.report(var->loc, Diag::TensorTooLarge, var->type.str(), kMaxElements);
+}
+
+void Sharder::typeAll() {
   typeVariables();
   for (const auto& function : module_.functions)
     if (function->name != "update") block(*function->body);

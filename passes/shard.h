@@ -83,6 +83,7 @@ class Sharder {
   void run();
 
  private:
+  void typeAll();
   // shard_storage.cpp
   void typeVariables();
   void typeSlot(Variable& slot);
