@@ -1,8 +1,8 @@
 // Shape rules of casts between sharded types: collectives, what cuts or masks without traffic, and
-// `wait`. Casts keep the order of dims, since messages are memory as it lies; which axes may take part
-// is ir/verify_sharding.cpp's business. Tested by tests/unit/verify_casts_test.cpp.
+// `wait`. Casts keep the order of dims, since messages are memory as it lies, and pieces must fill it
+// without gaps; partial sums and axes are ir/verify_sharding.cpp's business. Tested by
+// tests/unit/verify_casts_test.cpp.
 #include "ir/verify_shapes.h"
-#include "llvm/ADT/STLExtras.h"
 
 namespace planc {
 namespace {
@@ -18,15 +18,7 @@ Error broken(const Twine& what) {
 #define TRY(expression) \
   if (Error error = (expression)) return error
 
-// A list of names, or the one name that stands for a list of one.
-Words names(const Op& op, StringRef key) {
-  Words list = op.attrs.words(key);
-  std::string one = op.attrs.word(key);
-  return one.empty() ? list : Words{one};
-}
-
-// The dim cut over further axes, given by name: their sizes are those of `like`, the same dim in
-// the finer type.
+// The coarser dim cut over further axes, the innermost, is the finer one.
 Error expectFiner(const Dim& coarse, const Dim& fine, const Words& axes) {
   llvm::ArrayRef<Axis> all = fine.axes;
   bool fits = coarse.axes.size() + axes.size() == all.size() &&
@@ -78,38 +70,21 @@ Error concatenation(const Op& op, unsigned i, StringRef name, const Words& axes)
   return Error::success();
 }
 
-Error allToAll(const Op& op, const Words& axes) {
-  Words from = names(op, "from"), to = names(op, "to");
-  if (from.size() != axes.size() || to.size() != axes.size())
-    return broken("moves " + Twine(axes.size()) + " axes from " + Twine(from.size()) + " dims to " +
-                  Twine(to.size()));
-  Type type = op.operand(0)->type;
-  auto recut = [&](StringRef name, auto&& change) {
-    Dim& dim = type.dims[type.find(name)];
-    Axes cut = dim.axes;
-    change(cut);
-    dim = splitDim(dim, cut);
-  };
-  Axes moved(axes.size());
-  for (size_t i = axes.size(); i-- > 0;) {
-    int at = type.find(from[i]);
-    if (at < 0 || !type.has(to[i])) return broken("moves an axis between dims it lacks");
-    if (type.dims[at].axes.empty() || type.dims[at].axes.back().name != axes[i])
-      return broken("'" + axes[i] + "' is not the innermost axis of '" + from[i] + "'");
-    if (!isPlain(type, type.dims[at]) || !isPlain(type, type.dims[type.find(to[i])]))
-      return broken("cuts packed rows");
-    recut(from[i], [&](Axes& cut) { moved[i] = cut.pop_back_val(); });
-  }
-  for (size_t i = 0; i < axes.size(); ++i)
-    recut(to[i], [&](Axes& cut) { cut.push_back(moved[i]); });
-  if (op.result()->type.dims != type.dims)
-    return broken("its result has dims of " + op.result()->type.str() + ", not " + type.str());
-  for (size_t i = 0; i < type.dims.size(); ++i) {
-    const Dim &was = op.operand(0)->type.dims[i], &is = type.dims[i];
-    if (was.axes.size() > is.axes.size() ? !fills(is, was) : !fills(was, is))
+// Dims may be cut anew, but no piece may be padded: each rank sends and gets equal parts. Which axis
+// goes where is the rule of sharding.
+Error allToAll(const Op& op) {
+  const Type &operand = op.operand(0)->type, &result = op.result(0)->type;
+  bool fits = operand.dims.size() == result.dims.size();
+  for (size_t i = 0; fits && i < operand.dims.size(); ++i) {
+    const Dim &was = operand.dims[i], &is = result.dims[i];
+    if (was == is) continue;
+    fits = splitDim(was, {}) == splitDim(is, {});
+    if (was.isPadded() || is.isPadded())
       return broken("the pieces of '" + is.name + "' are padded");
+    if (!isPlain(operand, was)) return broken("cuts the packed rows '" + is.name + "'");
   }
-  return Error::success();
+  if (fits && operand.elements() == result.elements()) return Error::success();
+  return broken("has " + operand.str() + " for " + result.str());
 }
 
 // wait(started..., sources...): all of one op that was started, in its order.
@@ -138,11 +113,11 @@ Error verifyCast(const Op& op) {
   for (unsigned i = 0; i < op.operands().size(); ++i)
     if (op.operand(i)->type.elem != op.result(i)->type.elem)
       return broken("result " + Twine(i) + " has other elements than operand " + Twine(i));
-  Words axes = names(op, "axes");
+  Words axes = op.attrs.words("axes");
   if (axes.empty()) return broken("has no 'axes'");
-  if (op.kind == OpKind::AllToAll) return allToAll(op, axes);
+  if (op.kind == OpKind::AllToAll) return allToAll(op);
   bool cuts = op.kind != OpKind::AllReduce && op.kind != OpKind::OneCopy;
-  Words cut = names(op, "dim");
+  Words cut = op.kind == OpKind::ShardSlice ? Words{op.attrs.word("dim")} : op.attrs.words("dim");
   if (cuts && cut.size() != op.operands().size()) return broken("names not one 'dim' an operand");
   for (unsigned i = 0; i < op.operands().size(); ++i) {
     const Type &operand = op.operand(i)->type, &result = op.result(i)->type;

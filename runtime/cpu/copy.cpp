@@ -83,8 +83,7 @@ KernelOr prepareSlice(const Op& op, Shared& shared) {
 // The dims keep their order, so each index of the dims outside the cut one is one run of memory.
 KernelOr prepareShardSlice(const Op& op, Shared& shared) {
   const Type &x = op.operand(0)->type, &y = op.result()->type;
-  Words list = op.attrs.words("dim");
-  size_t at = size_t(y.find(list.empty() ? op.attrs.word("dim") : list[0]));
+  size_t at = size_t(y.find(op.attrs.word("dim")));
   const Dim &whole = x.dims[at], &piece = y.dims[at];
   int64_t row = strideOf(y, piece.name) * bytesPerElement(y.elem);
   int64_t start = (shared.rank.offset(piece) - shared.rank.offset(whole)) * row;

@@ -226,7 +226,7 @@ std::vector<Case> cases() {
        K::ShardSlice,
        {"i[z 16, c 3]"},
        {"i[z 16/x.t, c 3]"},
-       {{"dim", Words{"z"}}, {"axes", Words{"x", "t"}}},
+       {{"dim", "z"}, {"axes", Words{"x", "t"}}},
        {"ids 99"},
        {"t 2, x 2", "x 4, t 2"}},
       {"shard_slice_again",

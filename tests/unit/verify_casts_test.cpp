@@ -46,29 +46,29 @@ const Shaped kCases[] = {
      "2 results for 1 operands"},
 
     // reduce_scatter and all_gather.
-    {"%y = reduce_scatter(%w) {axes = [t], dim = b} : f32[b 8/t, a 6] partial(x)"},
+    {"%y = reduce_scatter(%w) {axes = [t], dim = [b]} : f32[b 8/t, a 6] partial(x)"},
     {"%y, %z = reduce_scatter(%w, %sums) {axes = [t], dim = [b, c]} : f32[b 8/t, a 6] "
      "partial(x), f32[c 24/x.t, d 8]"},
     {"%y = reduce_scatter(%w) {axes = [x, t], dim = [b]} : f32[b 8/x.t, a 6]\n"
      "%z = all_gather(%y) {axes = [t], dim = [b]} : f32[b 8/x, a 6]"},
     {"%y = reduce_scatter(%w) {axes = [t], dim = [b, b]} : f32[b 8/t, a 6]",
      "not one 'dim' an operand"},
-    {"%y = reduce_scatter(%w) {axes = [t], dim = c} : f32[b 8/t, a 6]", "'dim' is 'c'"},
-    {"%y = reduce_scatter(%w) {axes = [t], dim = b} : f32[b 8/x, a 6]",
+    {"%y = reduce_scatter(%w) {axes = [t], dim = [c]} : f32[b 8/t, a 6]", "'dim' is 'c'"},
+    {"%y = reduce_scatter(%w) {axes = [t], dim = [b]} : f32[b 8/x, a 6]",
      "dim 'b' is not cut over the axes"},
-    {"%y = reduce_scatter(%w) {axes = [t, x], dim = b} : f32[b 8/x.t, a 6]",
+    {"%y = reduce_scatter(%w) {axes = [t, x], dim = [b]} : f32[b 8/x.t, a 6]",
      "dim 'b' is not cut over the axes"},
-    {"%y = reduce_scatter(%w) {axes = [t], dim = b} : f32[b 8/t, a 4]",
+    {"%y = reduce_scatter(%w) {axes = [t], dim = [b]} : f32[b 8/t, a 4]",
      "has f32[b 8, a 6] partial(x, t) for f32[b 8/t, a 4]"},
-    {"%y = reduce_scatter(%w) {axes = [x], dim = a} : f32[b 8, a 6/x]",
+    {"%y = reduce_scatter(%w) {axes = [x], dim = [a]} : f32[b 8, a 6/x]",
      "'a' is not outermost in memory: 'b' is"},
     {"%y = shard_slice(%cut) {axes = [x], dim = a} : f32[a 2/x, b 8/t]\n"
-     "%z = all_gather(%y) {axes = [t], dim = b} : f32[a 2/x, b 8]"},
-    {"%y = all_gather(%table) {axes = [t], dim = v} : f32[v 17, m 2]",
+     "%z = all_gather(%y) {axes = [t], dim = [b]} : f32[a 2/x, b 8]"},
+    {"%y = all_gather(%table) {axes = [t], dim = [v]} : f32[v 17, m 2]",
      "the pieces of 'v' are padded"},
-    {"%y = reduce_scatter(%uneven_sums) {axes = [t], dim = c} : f32[c 18/x.t, d 8]",
+    {"%y = reduce_scatter(%uneven_sums) {axes = [t], dim = [c]} : f32[c 18/x.t, d 8]",
      "the pieces of 'c' are padded"},
-    {"%y = reduce_scatter(%rows) {axes = [t], dim = e} : f32[e 8/t, r 8~e, m 2]",
+    {"%y = reduce_scatter(%rows) {axes = [t], dim = [e]} : f32[e 8/t, r 8~e, m 2]",
      "cuts the packed rows 'e'"},
 
     // all_to_all.
@@ -79,11 +79,11 @@ const Shaped kCases[] = {
      "%z = all_to_all(%y) {axes = [x], from = [c], to = [d]} : f32[c 24/t, d 8/x]",
      "not the innermost"},
     {"%y = all_to_all(%deep) {axes = [x], from = [c, c], to = [d]} : f32[c 24, d 8/x]",
-     "moves 1 axes from 2 dims to 1"},
-    {"%y = all_to_all(%deep) {axes = [x], from = [c], to = [e]} : f32[c 24, d 8/x]",
-     "dims it lacks"},
+     "not one dim an axis"},
+    {"%y = all_to_all(%deep) {axes = [x], from = [c], to = [d]} : f32[c 24, e 8/x]",
+     "has f32[c 24/x, d 8] for f32[c 24, e 8/x]"},
     {"%y = all_to_all(%deep) {axes = [x], from = [c], to = [d]} : f32[c 24, d 8/t]",
-     "its result has dims of"},
+     "has f32[c 24/x, d 8] for f32[c 24, d 8/t]"},
     {"%y = all_to_all(%table) {axes = [t], from = [v], to = [m]} : f32[v 17, m 2/t]", "are padded"},
 
     // shard_slice and one_copy.
@@ -97,16 +97,18 @@ const Shaped kCases[] = {
     {"%y = one_copy(%whole) {axes = [t]} : f32[v 17/t, m 2]", "has dims of"},
 
     // wait.
-    {"%s = reduce_scatter(%w) {axes = [t], dim = b, start = 1} : f32[b 8/t, a 6] partial(x)\n"
+    {"%s = reduce_scatter(%w) {axes = [t], dim = [b], start = 1} : f32[b 8/t, a 6] partial(x)\n"
      "%y = wait(%s, %w) : f32[b 8/t, a 6] partial(x)"},
-    {"%s = reduce_scatter(%w) {axes = [t], dim = b} : f32[b 8/t, a 6] partial(x)\n"
+    {"%s = reduce_scatter(%w) {axes = [t], dim = [b]} : f32[b 8/t, a 6] partial(x)\n"
      "%y = wait(%s, %w) : f32[b 8/t, a 6] partial(x)",
      "results of one started collective"},
-    {"%s = reduce_scatter(%w) {axes = [t], dim = b, start = 1} : f32[b 8/t, a 6]\n"
-     "%y = wait(%s, %s) : f32[b 8/t, a 6]",
+    {"%s = reduce_scatter(%w) {axes = [t], dim = [b], start = 1} : f32[b 8/t, a 6] partial(x)\n"
+     "%y = wait(%s, %table) : f32[b 8/t, a 6] partial(x)",
      "other values"},
-    {"%s, %r = all_reduce(%w, %w) {axes = [t], start = 1} : f32[b 8, a 6], f32[b 8, a 6]\n"
-     "%y = wait(%s, %w) : f32[b 8, a 6]",
+    {"%s, %r = all_reduce(%w, %w) {axes = [t], start = 1} : f32[b 8, a 6] partial(x), "
+     "f32[b 8, a 6] partial(x)\n"
+     "%y = wait(%s, %w) : f32[b 8, a 6] partial(x)\n"
+     "%z = wait(%r, %w) : f32[b 8, a 6] partial(x)",
      "one started collective"},
     {"%s = all_reduce(%w) {axes = [t], start = 1} : f32[b 8, a 6] partial(x)\n"
      "%y = wait(%s, %w) : f32[a 6, b 8]",
