@@ -218,6 +218,7 @@ void Sharder::typeAll() {
     block(*update->body);
   }
   eraseDeadOps(module_);
+  checkPadding(module_, diags_);
 }
 
 void shard(Module& module, Diagnostics& diags) { Sharder(module, diags).run(); }

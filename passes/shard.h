@@ -76,6 +76,9 @@ class PartialSums {
 // that may alone, all of those that may together. `partial(value)` says over what a value is.
 Axes partialOperands(const Op& op, llvm::function_ref<Axes(const Value*)> partial);
 
+// Reports what would count the padding of an uneven piece (shard_padding.cpp).
+void checkPadding(const Module& module, Diagnostics& diags);
+
 class Sharder {
  public:
   Sharder(Module& module, Diagnostics& diags)

@@ -1,0 +1,58 @@
+// Runs a program on all its ranks and its model on one, with the same weights and data, and compares
+// what both have: every rank's piece of every tensor with the whole one. What differs is reported in
+// program order: activations (on demand), metrics, gradients, then updated weights and optimizer
+// state. Behind `planrun verify`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ir/op.h"
+#include "runtime/comm.h"
+#include "runtime/device.h"
+
+namespace planc {
+
+struct VerifyOptions {
+  int64_t steps = 3;
+  // Largest difference allowed, relative to the tensor's largest element. For gradients, weights and
+  // moments that is at least a hundredth of the largest of their kind: what is zero by mathematics
+  // (a key's bias) holds only rounding.
+  double bound = 1e-10;
+  bool activations = false;  // compare saved activations too: to find where a difference begins
+  std::chrono::milliseconds timeout{60000};
+};
+
+// A tensor at one moment of the run, and how the ranks' pieces compare there.
+struct Comparison {
+  std::string tensor;
+  std::string kind;  // activation, metric, gradient, weight, moment
+  int64_t step = 0;
+  int64_t microbatch = -1;  // activations
+  Loc loc;                  // in the plan
+  double difference = 0;    // the worst of all ranks, relative as VerifyOptions::bound says
+  double scale = 0;         // what it is relative to
+  std::vector<int64_t> ranks;  // those that differ by more than the bound
+};
+
+struct VerifyReport {
+  std::vector<Comparison> comparisons;  // in program order
+  // The first that differs, and the worst; null where there is none.
+  const Comparison* first() const;
+  const Comparison* worst() const;
+};
+
+// What the ranks of a run share: made before they start, and asked when they are done.
+class Verification {
+ public:
+  virtual ~Verification() = default;
+  // As one rank of the program; all ranks call it at once.
+  virtual llvm::Error run(const Module& program, Communicator& comm) = 0;
+  virtual const VerifyReport& report() const = 0;
+};
+
+// `model`: the one-rank program of the plan's model, in the program's element types.
+llvm::Expected<std::unique_ptr<Verification>> makeVerification(const Module& model,
+                                                               const VerifyOptions& options);
+
+}  // namespace planc
