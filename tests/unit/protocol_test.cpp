@@ -11,6 +11,7 @@
 #include <map>
 #include <random>
 
+#include "compile.h"
 #include "ir/traffic.h"
 #include "ranks.h"
 
@@ -301,6 +302,113 @@ TEST(Protocol, ManyRanksAreFast) {
       std::string::npos)
       << text;
   EXPECT_NE(text.find("group over tensor, ranks 5000, 5001, 5002,"), std::string::npos) << text;
+}
+
+// ---- Compiled plans.
+
+std::unique_ptr<Module> compiled() {
+  auto module = test::compileText(R"(
+import "std/transformer.plan"
+model lm(layers = 3) {
+  dim batch = 8, seq = 16, vocab = 32
+  dim model = 32, head = 4, kv = 2, width = 8, ffn = 64
+  input tokens[batch, seq]  : token(vocab)
+  input targets[batch, seq] : token(vocab)
+  weight table [vocab, model] init normal(0.02)
+  x[batch, seq, model] = table[tokens]
+  repeat layer = layers {
+    x = x + attention(norm(x))
+    x = x + mlp(norm(x))
+  }
+  logits[batch, seq, vocab] = norm(x) @ table
+  loss cross_entropy(logits, targets)
+}
+plan train of lm {
+  grid data 2, tensor 2
+  split batch over data
+  split head, kv, ffn, vocab over tensor
+  split seq over tensor by gather
+  microbatches 2
+}
+)");
+  test::runAll(*module);
+  return module;
+}
+
+// The residual's collectives: 2 a layer on the way there, 2 on the way back.
+TEST(Protocol, CompiledPlanFitsAndSendsNoMore) {
+  auto program = compiled();
+  Planx one;
+  one.roles.emplace_back().program = cloneModule(*program);
+  EXPECT_EQ(verdict(one), "");
+  EXPECT_EQ(verdict(spoil(*program, 2, [](Module&) {})), "");
+  std::map<OpKind, int64_t> times;
+  for (const Transfer& transfer : trafficOf(*program).transfers)
+    if (transfer.op->parent()->owner() && transfer.op->result()->type.has("model"))
+      times[transfer.op->kind] += transfer.times;
+  int64_t layersAndMicrobatches = 3 * 2;
+  EXPECT_EQ(times[OpKind::AllGather], 4 * layersAndMicrobatches);
+  EXPECT_EQ(times[OpKind::ReduceScatter], 4 * layersAndMicrobatches);
+  EXPECT_EQ(times[OpKind::AllReduce], 0);
+}
+
+// The first sum over `tensor` alone; outside of repeats.
+Op* firstSum(Module& module) {
+  for (Op* op : module.findFunction("forward")->body->ops)
+    if (op->kind == OpKind::AllReduce && op->attrs.words("axes") == Words{"tensor"}) return op;
+  return nullptr;
+}
+
+Op* waitOf(Op* op) { return op->result()->uses()[0].op; }
+
+TEST(Protocol, SpoiledCompiledPlans) {
+  auto program = compiled();
+  ASSERT_TRUE(firstSum(*program));
+  std::string name = firstSum(*program)->result()->name;
+  std::string text = verdict(spoil(*program, 2, [](Module& m) {
+    Op* sum = firstSum(m);
+    if (sum->isFlag("start")) drop(waitOf(sum));
+    drop(sum);
+  }));
+  for (std::string part : {"rank 2 (data 1, tensor 0)", "rank 3 (data 1, tensor 1)", "all_reduce",
+                           "plan:", "group over tensor, ranks 2, 3"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in:\n" << text;
+  text = verdict(spoil(*program, 0, [](Module& m) {
+    Op* sum = firstSum(m);
+    retype(sum, [](Type& type) { type.dims[0] = Dim{"batch", type.dims[0].size * 2}; });
+  }));
+  EXPECT_NE(text.find("ranks 0 and 1 enter different operations: count '128' and '64'"),
+            std::string::npos)
+      << text;
+}
+
+// `planc check` says no to a file whose programs are well-formed one by one.
+TEST(Protocol, CheckRefusesAFile) {
+  auto program = compiled();
+  Planx planx = spoil(*program, 2, [](Module& m) {
+    // The sum starts before what goes before it in its group.
+    auto& ops = m.findFunction("forward")->body->ops;
+    auto sum = llvm::find(ops, firstSum(m));
+    auto before = sum;
+    do --before;
+    while (!(*before)->has(Comm));
+    std::rotate(before, sum, sum + 1);
+  });
+  planx.model = std::make_unique<Module>();
+  std::string path = ::testing::TempDir() + "protocol-" + std::to_string(::getpid()) + ".planx";
+  {
+    std::error_code error;
+    llvm::raw_fd_ostream(path, error) << writePlanx(planx);
+  }
+  std::string command = PLANC_BINARY_DIR "/planc check " + path + " 2>&1; echo exit $?";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  ASSERT_TRUE(pipe);
+  std::string said(4096, 0);
+  said.resize(fread(said.data(), 1, said.size(), pipe));
+  ::pclose(pipe);
+  std::remove(path.c_str());
+  EXPECT_NE(said.find("ranks 2 and 3 enter different operations: kind"), std::string::npos) << said;
+  EXPECT_NE(said.find("exit 1\n"), std::string::npos) << said;
 }
 
 // ---- A plain run of every rank: no quotient, no rolled repeats, no names.
