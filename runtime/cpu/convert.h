@@ -1,26 +1,12 @@
-// bf16 in memory and its way to and from f32; element types as C++ types.
+// Element types as C++ types, and the way from one to another.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "ir/type.h"
+#include "runtime/bf16.h"
 
 namespace planc::cpu {
-
-struct Bf16 {
-  uint16_t bits;
-};
-
-inline float toFloat(Bf16 x) { return std::bit_cast<float>(uint32_t(x.bits) << 16); }
-
-// Rounds to nearest even; a NaN stays one.
-inline Bf16 toBf16(float x) {
-  uint32_t bits = std::bit_cast<uint32_t>(x);
-  uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-  uint32_t nan = (bits >> 16) | 0x40;
-  return {uint16_t((bits & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded)};
-}
 
 // Any element type to any: through float where bf16 takes part.
 template <class To, class From>

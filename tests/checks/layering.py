@@ -15,6 +15,7 @@ ALLOWED = {
 ONLY = [
     (re.compile(r"antlr4|PlanLexer|PlanParser"), {"frontend/parse.cpp"}),
     (re.compile(r"^dnnl|^omp\.h"), {"runtime/cpu/gemm.cpp", "runtime/cpu/pool.cpp"}),
+    (re.compile(r"^mpi\.h"), {"runtime/comm/mpi.cpp"}),
     (re.compile(r"llvm/Support/CommandLine"), {"tools/planc.cpp", "tools/planrun.cpp"}),
 ]
 
@@ -34,8 +35,9 @@ for folder, allowed in ALLOWED.items():
             if match[1] == '"' and first in ALLOWED and first not in allowed:
                 bad.append(f"{name}:{number}: '{folder}' may not include '{header}'")
             # Backends are made by factories: nobody includes their headers.
-            if header.startswith("runtime/cpu/") and not name.startswith("runtime/cpu/"):
-                bad.append(f"{name}:{number}: '{header}' is for runtime/cpu only")
+            for backends in ("runtime/cpu/", "runtime/comm/"):
+                if header.startswith(backends) and not name.startswith(backends):
+                    bad.append(f"{name}:{number}: '{header}' is for {backends[:-1]} only")
             for pattern, files in ONLY:
                 if pattern.search(header) and name not in files:
                     bad.append(f"{name}:{number}: '{header}' is for {', '.join(sorted(files))} only")
