@@ -31,7 +31,8 @@ class Whole {
   }
 
   std::vector<std::byte> bytes() {
-    for (size_t i = 0; i < sums_.size(); ++i) store(type_.elem, bytes_.data(), int64_t(i), sums_[i]);
+    for (size_t i = 0; i < sums_.size(); ++i)
+      store(type_.elem, bytes_.data(), int64_t(i), sums_[i]);
     return std::move(bytes_);
   }
 
@@ -51,8 +52,7 @@ llvm::Expected<std::vector<std::byte>> assemble(Communicator& comm, const Grid& 
     if (!Coordinates(grid, comm.rank()).isFirstCopy(type)) return std::vector<std::byte>();
     message.send = piece;
     message.to = 0;
-    if (llvm::Error error = comm.wait(comm.start(comm.world(), message, site)))
-      return error;
+    if (llvm::Error error = comm.wait(comm.start(comm.world(), message, site))) return error;
     return std::vector<std::byte>();
   }
   Whole whole(type);
@@ -64,8 +64,7 @@ llvm::Expected<std::vector<std::byte>> assemble(Communicator& comm, const Grid& 
     received.resize(size_t(type.bytes()));
     message.recv = received.data();
     message.from = rank;
-    if (llvm::Error error = comm.wait(comm.start(comm.world(), message, site)))
-      return error;
+    if (llvm::Error error = comm.wait(comm.start(comm.world(), message, site))) return error;
     whole.take(received.data(), there);
   }
   return whole.bytes();

@@ -69,7 +69,8 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
   std::string stepText = checkpoint->metadata("planc.step");
   if (!stepText.empty() && (llvm::StringRef(stepText).getAsInteger(10, step) || step < 0))
     return fileError(file, "its step '" + stepText + "' is no number");
-  if (step >= kMaxStep) return fileError(file, "its step " + stepText + " is the last one there is");
+  if (step >= kMaxStep)
+    return fileError(file, "its step " + stepText + " is the last one there is");
   auto read = [&](const Variable& var, std::byte* into) {
     return checkpoint->read(var.name, var.type, into, here_);
   };

@@ -35,10 +35,10 @@ llvm::Error Session::checkTokens(const Variable& input) const {
   return runs.tryEach(0, runs.elements(), [&](int64_t a, int64_t b, int64_t count) -> llvm::Error {
     for (int64_t i = 0; i < count; ++i)
       if (tokens[a + i] < least || tokens[a + i] >= input.vocab)
-        return llvm::createStringError(
-            llvm::inconvertibleErrorCode(),
-            "'" + input.name + "' has " + llvm::Twine(tokens[a + i]) + " at element " +
-                llvm::Twine(b + i) + ", and tokens are below " + llvm::Twine(input.vocab));
+        return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                       "'" + input.name + "' has " + llvm::Twine(tokens[a + i]) +
+                                           " at element " + llvm::Twine(b + i) +
+                                           ", and tokens are below " + llvm::Twine(input.vocab));
     return llvm::Error::success();
   });
 }

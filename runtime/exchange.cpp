@@ -24,7 +24,8 @@ struct Box {
     for (const Dim& dim : a.dims) {
       const Dim& other = b.dims[size_t(b.find(dim.name))];
       int64_t begin = std::max(atA.offset(dim), atB.offset(other));
-      int64_t end = std::min(atA.offset(dim) + atA.valid(dim), atB.offset(other) + atB.valid(other));
+      int64_t end =
+          std::min(atA.offset(dim) + atA.valid(dim), atB.offset(other) + atB.valid(other));
       dims.push_back({begin, std::max<int64_t>(end - begin, 0)});
     }
   }
@@ -168,7 +169,8 @@ llvm::Error Exchange::finish(Flight& flight) {
     if (llvm::Error error = comm_.wait(flight.tickets[i])) return error;
     Part& part = parts_[i];
     if (part.clear > 0) device_.zero(flight.results[i], part.clear);
-    move(part, part.unpack, static_cast<std::byte*>(flight.results[i]), part.received.data(), false);
+    move(part, part.unpack, static_cast<std::byte*>(flight.results[i]), part.received.data(),
+         false);
   }
   isUnderWay_ = false;
   return llvm::Error::success();

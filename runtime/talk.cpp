@@ -68,7 +68,8 @@ llvm::Expected<std::vector<std::string>> toFirst(Communicator& comm, const std::
     if (comm.rank() != 0 && comm.rank() != rank) continue;
     size_t size = size_t((*sizes)[size_t(rank)]);
     Words words = comm.rank() == rank ? toWords(text) : Words((size + 3) / 4, 0);
-    Message message{.kind = Collective::SendReceive, .elem = Elem::I32, .count = int64_t(words.size())};
+    Message message{
+        .kind = Collective::SendReceive, .elem = Elem::I32, .count = int64_t(words.size())};
     if (comm.rank() == rank) {
       message.send = words.data();
       message.to = 0;

@@ -51,8 +51,10 @@ void build(const Layout& layout, Module& module) {
     var.init.kind = init;
     module.addVar(var);
   };
-  std::vector<Dim> table = {dim(grid, "vocab", 17, layout.vocab), dim(grid, "model", 8, layout.model)};
-  std::vector<Dim> w = {dim(grid, "layer", 3), dim(grid, "model", 8), dim(grid, "ff", 12, layout.ff)};
+  std::vector<Dim> table = {dim(grid, "vocab", 17, layout.vocab),
+                            dim(grid, "model", 8, layout.model)};
+  std::vector<Dim> w = {dim(grid, "layer", 3), dim(grid, "model", 8),
+                        dim(grid, "ff", 12, layout.ff)};
   std::vector<Dim> copy = w;
   copy[2] = dim(grid, "ff", 12, layout.copy);
   add("table", VarKind::Weight, "", Elem::F32, table, "normal");
@@ -156,7 +158,8 @@ TEST(Checkpoint, LoadsIntoEveryGrid) {
           std::string note;
           if (llvm::Error error = session.load(folder.file("c"), note)) return error;
           EXPECT_EQ(note, "");
-          expectState(module, session, comm.rank(), true, std::string(from.name) + " to " + to.name);
+          expectState(module, session, comm.rank(), true,
+                      std::string(from.name) + " to " + to.name);
           return llvm::Error::success();
         });
       });

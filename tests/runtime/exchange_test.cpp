@@ -34,23 +34,44 @@ std::vector<Case> cases() {
   std::vector<Case> list;
   for (Elem elem : {Elem::F32, Elem::BF16, Elem::F64, Elem::I32}) {
     Type w = type(elem, {dim(line, "a", 5), dim(line, "b", 3)});
-    list.push_back({"reduce", line, OpKind::AllReduce, {"x"}, {{partial(w, axes(line, {"x"})), w}}});
-    list.push_back({"gather", line, OpKind::AllGather, {"x"},
+    list.push_back(
+        {"reduce", line, OpKind::AllReduce, {"x"}, {{partial(w, axes(line, {"x"})), w}}});
+    list.push_back({"gather",
+                    line,
+                    OpKind::AllGather,
+                    {"x"},
                     {{type(elem, {dim(line, "a", 8, {"x"}), dim(line, "b", 3)}),
                       type(elem, {dim(line, "a", 8), dim(line, "b", 3)})}}});
-    list.push_back({"padded_gather", line, OpKind::AllGather, {"x"},
+    list.push_back({"padded_gather",
+                    line,
+                    OpKind::AllGather,
+                    {"x"},
                     {{type(elem, {dim(line, "a", 17, {"x"}), dim(line, "b", 3)}),
                       type(elem, {dim(line, "a", 17), dim(line, "b", 3)})}}});
-    list.push_back({"scatter", line, OpKind::ReduceScatter, {"x"},
+    list.push_back({"scatter",
+                    line,
+                    OpKind::ReduceScatter,
+                    {"x"},
                     {{partial(type(elem, {dim(line, "a", 8)}), axes(line, {"x"})),
                       type(elem, {dim(line, "a", 8, {"x"})})}}});
-    list.push_back({"padded_scatter", line, OpKind::ReduceScatter, {"x"},
-                    {{partial(type(elem, {dim(line, "a", 6), dim(line, "b", 2)}), axes(line, {"x"})),
-                      type(elem, {dim(line, "a", 6, {"x"}), dim(line, "b", 2)})}}});
-    list.push_back({"transpose", line, OpKind::AllToAll, {"x"},
-                    {{type(elem, {dim(line, "a", 3), dim(line, "b", 8, {"x"}), dim(line, "c", 4)}),
-                      type(elem, {dim(line, "a", 3), dim(line, "b", 8), dim(line, "c", 4, {"x"})})}}});
-    list.push_back({"padded_transpose", line, OpKind::AllToAll, {"x"},
+    list.push_back(
+        {"padded_scatter",
+         line,
+         OpKind::ReduceScatter,
+         {"x"},
+         {{partial(type(elem, {dim(line, "a", 6), dim(line, "b", 2)}), axes(line, {"x"})),
+           type(elem, {dim(line, "a", 6, {"x"}), dim(line, "b", 2)})}}});
+    list.push_back(
+        {"transpose",
+         line,
+         OpKind::AllToAll,
+         {"x"},
+         {{type(elem, {dim(line, "a", 3), dim(line, "b", 8, {"x"}), dim(line, "c", 4)}),
+           type(elem, {dim(line, "a", 3), dim(line, "b", 8), dim(line, "c", 4, {"x"})})}}});
+    list.push_back({"padded_transpose",
+                    line,
+                    OpKind::AllToAll,
+                    {"x"},
                     {{type(elem, {dim(line, "b", 9, {"x"}), dim(line, "c", 6)}),
                       type(elem, {dim(line, "b", 9), dim(line, "c", 6, {"x"})})}}});
   }
@@ -58,21 +79,39 @@ std::vector<Case> cases() {
   Type u = type(Elem::F32, {dim(plane, "a", 4, {"data"}), dim(plane, "b", 5)});
   Type v = type(Elem::BF16, {dim(plane, "c", 7)});
   Axes both = axes(plane, {"x", "y"});
-  list.push_back({"bucket", plane, OpKind::AllReduce, {"x", "y"},
+  list.push_back({"bucket",
+                  plane,
+                  OpKind::AllReduce,
+                  {"x", "y"},
                   {{partial(u, both), u}, {partial(v, both), v}}});
-  list.push_back({"inner", plane, OpKind::AllGather, {"y"},
+  list.push_back({"inner",
+                  plane,
+                  OpKind::AllGather,
+                  {"y"},
                   {{type(Elem::F32, {dim(plane, "a", 12, {"x", "y"}), dim(plane, "b", 2)}),
                     type(Elem::F32, {dim(plane, "a", 12, {"x"}), dim(plane, "b", 2)})}}});
-  list.push_back({"two_axes", plane, OpKind::AllGather, {"x", "y"},
+  list.push_back({"two_axes",
+                  plane,
+                  OpKind::AllGather,
+                  {"x", "y"},
                   {{type(Elem::F32, {dim(plane, "a", 12, {"x", "y"}), dim(plane, "b", 2)}),
                     type(Elem::F32, {dim(plane, "a", 12), dim(plane, "b", 2)})}}});
-  list.push_back({"swapped_axes", plane, OpKind::AllGather, {"y", "x"},
+  list.push_back({"swapped_axes",
+                  plane,
+                  OpKind::AllGather,
+                  {"y", "x"},
                   {{type(Elem::F32, {dim(plane, "a", 12, {"y", "x"})}),
                     type(Elem::F32, {dim(plane, "a", 12)})}}});
-  list.push_back({"some_stay_partial", plane, OpKind::ReduceScatter, {"y"},
+  list.push_back({"some_stay_partial",
+                  plane,
+                  OpKind::ReduceScatter,
+                  {"y"},
                   {{partial(type(Elem::F32, {dim(plane, "a", 6)}), both),
                     partial(type(Elem::F32, {dim(plane, "a", 6, {"y"})}), axes(plane, {"x"}))}}});
-  list.push_back({"two_moves", plane, OpKind::AllToAll, {"x", "y"},
+  list.push_back({"two_moves",
+                  plane,
+                  OpKind::AllToAll,
+                  {"x", "y"},
                   {{type(Elem::F32, {dim(plane, "a", 4, {"data", "x"}), dim(plane, "b", 6, {"y"}),
                                      dim(plane, "c", 4), dim(plane, "d", 3)}),
                     type(Elem::F32, {dim(plane, "a", 4, {"data"}), dim(plane, "b", 6),
@@ -81,7 +120,9 @@ std::vector<Case> cases() {
 }
 
 // The factor that a rank's share of a partial value has, and the sum of those that are added.
-double factor(const Type& type, const Coordinates& rank) { return double(rank.index(type.partial) + 1); }
+double factor(const Type& type, const Coordinates& rank) {
+  return double(rank.index(type.partial) + 1);
+}
 
 // @begin reads each operand, runs the op (apart, if it starts only), writes each result.
 void build(const Case& c, bool isApart, Module& module) {
@@ -191,7 +232,8 @@ TEST(Exchange, TracesTheWait) {
 TEST(Exchange, RefusesWhatHasNoEqualPieces) {
   // A padded dim that stays split: rank 0 would need a row that another holds.
   Grid grid{{{"x", 2}, {"y", 2}}};
-  Type from{Elem::F32, {dim(grid, "a", 17, {"x", "y"})}}, to{Elem::F32, {dim(grid, "a", 17, {"x"})}};
+  Type from{Elem::F32, {dim(grid, "a", 17, {"x", "y"})}},
+      to{Elem::F32, {dim(grid, "a", 17, {"x"})}};
   Module module;
   build({"", grid, OpKind::AllGather, {"y"}, {{from, to}}}, false, module);
   for (const std::string& error : test::onRanks(4, [&](Communicator& comm) -> llvm::Error {

@@ -115,8 +115,7 @@ TEST(Session, RanksTalk) {
     EXPECT_EQ(*one, true);
     if (comm.rank() == 0)
       EXPECT_EQ(*texts, (std::vector<std::string>{"", "x", "xx", "xxx", "xxxx"}));
-    else
-      EXPECT_TRUE(texts->empty());
+    else EXPECT_TRUE(texts->empty());
     return llvm::Error::success();
   });
 }
