@@ -86,7 +86,7 @@ std::vector<std::string> keysOf(const Map& map) {
   return names;
 }
 
-void suggestFrom(Message& message, llvm::StringRef word, const std::vector<std::string>& names,
+void suggestFrom(Diagnostic& message, llvm::StringRef word, const std::vector<std::string>& names,
                  llvm::StringRef kind) {
   std::string near = nearest(word, names);
   if (!near.empty()) message.suggest("did you mean '" + near + "'?");
@@ -350,7 +350,7 @@ std::optional<double> inBaseUnits(const ast::Quantity& quantity, UnitKind kind, 
   std::string near = nearest(quantity.unit, unitsOf(kind));
   for (const std::string& name : unitsOf(kind))
     if (llvm::StringRef(name).equals_insensitive(quantity.unit)) near = name;
-  Message& message = diags.report(quantity.loc, Diag::WrongUnit, quantity.unit, describe(kind));
+  Diagnostic& message = diags.report(quantity.loc, Diag::WrongUnit, quantity.unit, describe(kind));
   bool isOther = llvm::any_of(kUnits, [&](const Unit& u) { return u.name == quantity.unit; });
   message.suggest(near.empty() || isOther ? "units: " + llvm::join(unitsOf(kind), ", ")
                                           : "did you mean '" + near + "'?");
@@ -393,8 +393,7 @@ const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, D
     return nullptr;
   }
   if (names.size() == 1) return scope.ownPlans.front();
-  if (names.empty())
-    diags.report(Loc{}, Diag::NoPlan).suggest("add one: plan NAME of MODEL { }");
+  if (names.empty()) diags.report(Loc{}, Diag::NoPlan).suggest("add one: plan NAME of MODEL { }");
   else
     diags.report(Loc{}, Diag::SeveralPlans, names.size(), llvm::join(names, ", "))
         .suggest("choose one with --plan");

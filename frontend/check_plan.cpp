@@ -25,7 +25,7 @@ std::string rankText(const PlanAxis& axis) {
          (axis.isFromOption ? " by --grid" : "");
 }
 
-void suggestFrom(Message& message, llvm::StringRef word, const std::vector<std::string>& names,
+void suggestFrom(Diagnostic& message, llvm::StringRef word, const std::vector<std::string>& names,
                  llvm::StringRef otherwise) {
   std::string near = nearest(word, names);
   if (!near.empty()) message.suggest("did you mean '" + near + "'?");

@@ -104,7 +104,7 @@ std::string either(const std::vector<std::string>& words);
 // `4 ranks`, `1 rank by --grid`
 std::string rankText(const PlanAxis& axis);
 // Adds `did you mean ...?`, else another help, else all of a few names.
-void suggestFrom(Message& message, llvm::StringRef word, const std::vector<std::string>& names,
+void suggestFrom(Diagnostic& message, llvm::StringRef word, const std::vector<std::string>& names,
                  llvm::StringRef otherwise = "");
 
 }  // namespace planc

@@ -163,8 +163,8 @@ void PlanChecker::checkStages(const ast::Ident& dim, const DimInfo& info,
   else if (axis.isFromOption) places += " (" + rankText(axis) + ")";
   if (info.size < stages) {
     std::string most = std::to_string(std::max<int64_t>(1, info.size / chunks));
-    Message& message = diags_.report(dim.loc, Diag::TooFewLayers, dim.text, info.size, places)
-                           .note(info.loc, Diag::DeclaredHere, dim.text);
+    Diagnostic& message = diags_.report(dim.loc, Diag::TooFewLayers, dim.text, info.size, places)
+                              .note(info.loc, Diag::DeclaredHere, dim.text);
     message.suggest(info.size < chunks ? "use another method; each stage has at least 1 iteration"
                                        : "use " + target.axis.text + " up to " + most +
                                              "; each stage has at least 1 iteration");
@@ -276,10 +276,10 @@ void PlanChecker::checkCuts() {
     std::string axes = llvm::join(parts, " x ");
     Loc loc = cut.dim->loc;
     llvm::StringRef dim = cut.dim->text;
-    Message& message = info.isPaddable()
-                           ? diags_.report(loc, Diag::TooFewElements, dim, *size, axes)
-                           : diags_.report(loc, Diag::DoesNotDivide, dim, *size,
-                                           axes + (parts.size() == 1 ? " does" : " do"));
+    Diagnostic& message = info.isPaddable()
+                              ? diags_.report(loc, Diag::TooFewElements, dim, *size, axes)
+                              : diags_.report(loc, Diag::DoesNotDivide, dim, *size,
+                                              axes + (parts.size() == 1 ? " does" : " do"));
     if (info.uses & kSamples)
       message.note(info.loc, Diag::BatchHere, dim, settings_.microbatches, info.size);
     else message.note(info.loc, Diag::DeclaredHere, dim);

@@ -219,8 +219,8 @@ Item Lowering::conform(Item value, llvm::ArrayRef<Dim> dims, llvm::StringRef nam
     };
     for (const Dim& dim : type.dims)
       if (!isDeclared(dim)) extra.push_back("'" + dim.name + "'");
-    Message& message = error(loc, Diag::ResultNames, name.empty() ? "the result" : name,
-                             dimList(dims), dimList(type.dims));
+    Diagnostic& message = error(loc, Diag::ResultNames, name.empty() ? "the result" : name,
+                                dimList(dims), dimList(type.dims));
     if (declared.known()) message.note(declared, Diag::DeclaredHere, name);
     std::string help;
     if (!missing.empty()) help = "no operand has " + llvm::join(missing, ", ");

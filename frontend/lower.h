@@ -197,8 +197,8 @@ class Lowering {
 
   // Reports; inside a module, a note tells the call that leads there.
   template <class... Args>
-  Message& error(Loc loc, Diag id, Args&&... args) {
-    Message& message = diags_.report(loc, id, std::forward<Args>(args)...);
+  Diagnostic& error(Loc loc, Diag id, Args&&... args) {
+    Diagnostic& message = diags_.report(loc, id, std::forward<Args>(args)...);
     if (frames_.size() > 1)
       message.note(frames_.back()->call, Diag::CalledHere, frames_.back()->module->name.text);
     return message;
@@ -239,8 +239,8 @@ struct DepthGuard {
 };
 
 // Adds `did you mean ...?` for the nearest of some names, else another help (may be empty).
-void suggestNearest(Message& message, llvm::StringRef word, const std::vector<std::string>& names,
-                    llvm::StringRef otherwise);
+void suggestNearest(Diagnostic& message, llvm::StringRef word,
+                    const std::vector<std::string>& names, llvm::StringRef otherwise);
 const Builtin* findBuiltin(llvm::StringRef name);
 // `batch, seq, model`, for messages.
 std::string dimList(llvm::ArrayRef<Dim> dims);

@@ -167,7 +167,7 @@ Item Lowering::callBuiltin(const Builtin& builtin, const ast::Expr& call, const 
   if (!matched) return poison();
   BoundArgs args{call, wanted, std::vector<Bound>(builtin.params.size())};
   bool good = true;
-  auto wrong = [&](Loc loc, Diag id, auto&&... what) -> Message& {
+  auto wrong = [&](Loc loc, Diag id, auto&&... what) -> Diagnostic& {
     good = false;
     return error(loc, id, what...);
   };

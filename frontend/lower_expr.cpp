@@ -130,7 +130,7 @@ Item Lowering::evalName(const ast::Expr& expr) {
     item.number = expr.text == "true";
     return item;
   }
-  Message& message = error(expr.loc, Diag::UnknownName, expr.text);
+  Diagnostic& message = error(expr.loc, Diag::UnknownName, expr.text);
   if (scope_.module(expr.text) || findBuiltin(expr.text))
     message.suggest("to call it: " + expr.text + "(...)");
   else suggestNearest(message, expr.text, visibleNames(false), "");
@@ -414,8 +414,8 @@ Item Lowering::contract(Item a, Item b, const Wanted& keep, Loc loc) {
     for (const Dim& dim : item->value->type.dims)
       if (!dim.isRagged() && !other.has(dim.name) && !keep.find(dim.name))
         diags_.report(loc, Diag::SumsAlone, dim.name)
-            .suggest("declare a result that has '" + dim.name + "', or say sum(..., over = " +
-                     dim.name + ")");
+            .suggest("declare a result that has '" + dim.name +
+                     "', or say sum(..., over = " + dim.name + ")");
   }
   sumOwnRows(a, b.value->type);
   sumOwnRows(b, a.value->type);

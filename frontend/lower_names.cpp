@@ -61,8 +61,8 @@ std::vector<std::string> Lowering::visibleNames(bool dimsOnly) const {
   return {names.begin(), names.end()};
 }
 
-void suggestNearest(Message& message, llvm::StringRef word, const std::vector<std::string>& names,
-                    llvm::StringRef otherwise) {
+void suggestNearest(Diagnostic& message, llvm::StringRef word,
+                    const std::vector<std::string>& names, llvm::StringRef otherwise) {
   std::string found = nearest(word, names);
   if (!found.empty()) message.suggest("did you mean '" + found + "'?");
   else if (!otherwise.empty()) message.suggest(otherwise);
@@ -123,7 +123,7 @@ std::optional<llvm::SmallVector<Dim, 4>> Lowering::resolveDims(llvm::ArrayRef<as
     }
     for (const Dim& seen : result)
       if (seen.name == dim->name && good) {
-        Message& message = error(ident.loc, Diag::DimTwice, dim->name);
+        Diagnostic& message = error(ident.loc, Diag::DimTwice, dim->name);
         if (ident.text != dim->name)
           message.suggest("'" + ident.text + "' is the caller's '" + dim->name + "' here");
         else
@@ -155,9 +155,9 @@ std::optional<std::vector<const ast::Arg*>> Lowering::matchArgs(const ast::Expr&
                                [&](const ParamName& p) { return p.name == name; }) -
                   params.begin());
   };
-  auto complain = [&](Loc loc, Diag id, auto&&... what) -> Message& {
+  auto complain = [&](Loc loc, Diag id, auto&&... what) -> Diagnostic& {
     good = false;
-    Message& message = error(loc, id, call.text, what...);
+    Diagnostic& message = error(loc, id, call.text, what...);
     if (decl.known()) message.note(decl, Diag::DeclaredHere, call.text);
     return message;
   };

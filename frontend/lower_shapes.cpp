@@ -61,7 +61,7 @@ Item Lowering::lowerAttend(BoundArgs& args) {
     return poison();
   }
   if (!heads.empty() && heads[0].size % kvs[0].size) {
-    Message& message =
+    Diagnostic& message =
         error(loc, Diag::HeadsPerKv, heads[0].name, heads[0].size, kvs[0].name, kvs[0].size);
     if (const DimEntry* entry = findDim(kvs[0].name))
       message.note(entry->loc, Diag::DeclaredHere, kvs[0].name);

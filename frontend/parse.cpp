@@ -245,9 +245,10 @@ class Recovery : public antlr4::DefaultErrorStrategy {
                         ? parser->getTokenStream()->get(found->getTokenIndex() - 1)
                         : nullptr;
     bool many = wanted.empty() || wanted.size() > 5;
-    Message& message = many && before != nullptr
-                           ? diags_.report(loc, Diag::Unexpected, describe(found), textOf(before))
-                           : diags_.report(loc, Diag::Expected, join(wanted), describe(found));
+    Diagnostic& message =
+        many && before != nullptr
+            ? diags_.report(loc, Diag::Unexpected, describe(found), textOf(before))
+            : diags_.report(loc, Diag::Expected, join(wanted), describe(found));
     bool wantsClosing = llvm::is_contained(wanted, "')'") || llvm::is_contained(wanted, "']'");
     if (found->getType() == Token::EOF || llvm::is_contained(kItems, textOf(found)) || wantsClosing)
       noteOpenBracket(*parser->getTokenStream(), found, message);
@@ -331,7 +332,7 @@ class Recovery : public antlr4::DefaultErrorStrategy {
     return text.empty() ? "something else" : text;
   }
 
-  void noteOpenBracket(antlr4::TokenStream& in, Token* found, Message& message) {
+  void noteOpenBracket(antlr4::TokenStream& in, Token* found, Diagnostic& message) {
     std::vector<Token*> open;
     for (size_t i = 0; i < found->getTokenIndex(); ++i) {
       llvm::StringRef word = textOf(in.get(i));

@@ -119,7 +119,7 @@ class Reader {
   void reportNoLibraryFile(const ast::Import& import) {
     std::vector<std::string> names;
     for (auto& entry : standardLibrary()) names.push_back(entry.first.str());
-    Message& message = diags_.report(import.loc, Diag::NoLibraryFile, import.path);
+    Diagnostic& message = diags_.report(import.loc, Diag::NoLibraryFile, import.path);
     std::string near = nearest(import.path, names);
     message.suggest(near.empty() ? "it has " + llvm::join(names, ", ")
                                  : "did you mean '" + near + "'?");

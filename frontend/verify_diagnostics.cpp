@@ -83,7 +83,7 @@ class Verifier {
       if (compile) compilePlan(files, options, diags);
       else checkPlans(files, options, diags);
     }
-    for (const Message& message : diags.messages()) compare(message, expected);
+    for (const Diagnostic& message : diags.messages()) compare(message, expected);
     for (const Expectation& e : expected)
       if (!e.met) fail(e.writtenAt) << "no " << e.kind << " {{" << e.text << "}}\n";
   }
@@ -106,7 +106,7 @@ class Verifier {
     return false;
   }
 
-  void compare(const Message& message, std::vector<Expectation>& expected) {
+  void compare(const Diagnostic& message, std::vector<Expectation>& expected) {
     bool isError = severity(message.id) == Severity::Error;
     llvm::StringRef kind = isError ? "error" : "warning";
     if (!meet(expected, kind, message.loc, message.text) && isError)

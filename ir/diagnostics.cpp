@@ -32,14 +32,14 @@ uint32_t Diagnostics::addFile(llvm::StringRef path, std::string text) {
   return uint32_t(paths_.size() - 1);
 }
 
-Message& Diagnostics::add(Diag id, Loc loc, std::string text) {
+Diagnostic& Diagnostics::add(Diag id, Loc loc, std::string text) {
   std::string key = std::to_string(size_t(id)) + ':' + std::to_string(loc.file) + ':' +
                     std::to_string(loc.line) + ':' + std::to_string(loc.column) + ':' + text;
   bool isNew = messages_.size() < kMaxMessages ? seen_.insert(key).second : true;
   if (isNew && severity(id) == Severity::Error) ++errors_;
   if (isNew && messages_.size() < kMaxMessages)
-    return messages_.emplace_back(Message{id, loc, std::move(text), {}, {}});
-  dropped_ = Message{id, loc, std::move(text), {}, {}};
+    return messages_.emplace_back(Diagnostic{id, loc, std::move(text), {}, {}});
+  dropped_ = Diagnostic{id, loc, std::move(text), {}, {}};
   return dropped_;
 }
 
@@ -63,11 +63,13 @@ void Diagnostics::printLine(llvm::raw_ostream& out, Loc loc) const {
 }
 
 void Diagnostics::print(llvm::raw_ostream& out, bool showIds, unsigned limit) const {
-  std::vector<const Message*> sorted;
-  for (const Message& message : messages_) sorted.push_back(&message);
-  auto key = [](const Message* m) { return std::tuple(m->loc.file, m->loc.line, m->loc.column); };
+  std::vector<const Diagnostic*> sorted;
+  for (const Diagnostic& message : messages_) sorted.push_back(&message);
+  auto key = [](const Diagnostic* m) {
+    return std::tuple(m->loc.file, m->loc.line, m->loc.column);
+  };
   std::stable_sort(sorted.begin(), sorted.end(),
-                   [&](const Message* a, const Message* b) { return key(a) < key(b); });
+                   [&](const Diagnostic* a, const Diagnostic* b) { return key(a) < key(b); });
 
   auto place = [&](Loc loc) {
     if (loc.file < paths_.size()) {
@@ -77,7 +79,7 @@ void Diagnostics::print(llvm::raw_ostream& out, bool showIds, unsigned limit) co
     }
   };
   unsigned errors = 0;
-  for (const Message* message : sorted) {
+  for (const Diagnostic* message : sorted) {
     bool isError = severity(message->id) == Severity::Error;
     if (isError && errors++ >= limit) continue;
     place(message->loc);

@@ -29,7 +29,7 @@ struct Note {
   std::string text;
 };
 
-struct Message {
+struct Diagnostic {
   Diag id{};
   Loc loc;
   std::string text;
@@ -37,12 +37,12 @@ struct Message {
   std::string help;  // empty: none
 
   template <class... Args>
-  Message& note(Loc at, Diag id, Args&&... args) {
+  Diagnostic& note(Loc at, Diag id, Args&&... args) {
     notes.push_back({at, llvm::formatv(planc::text(id), std::forward<Args>(args)...).str()});
     return *this;
   }
   // `help: ...` under the message: what would be right.
-  Message& suggest(const llvm::Twine& what) {
+  Diagnostic& suggest(const llvm::Twine& what) {
     help = what.str();
     return *this;
   }
@@ -58,26 +58,26 @@ class Diagnostics {
   // Adds a message. The reference stays valid, until the next one if it was not kept: a second
   // message with the same id, place and text is dropped.
   template <class... Args>
-  Message& report(Loc loc, Diag id, Args&&... args) {
+  Diagnostic& report(Loc loc, Diag id, Args&&... args) {
     return add(id, loc, llvm::formatv(planc::text(id), std::forward<Args>(args)...).str());
   }
 
   bool failed() const { return errors_ > 0; }
   unsigned errors() const { return errors_; }
-  const std::deque<Message>& messages() const { return messages_; }
+  const std::deque<Diagnostic>& messages() const { return messages_; }
 
   // `path:line:col: error: text`, the source line, the caret, notes, help; sorted by place. After
   // `limit` errors only their number is told.
   void print(llvm::raw_ostream& out, bool showIds = false, unsigned limit = 50) const;
 
  private:
-  Message& add(Diag id, Loc loc, std::string text);
+  Diagnostic& add(Diag id, Loc loc, std::string text);
   void printLine(llvm::raw_ostream& out, Loc loc) const;
 
   std::vector<std::string> paths_;
   std::deque<std::string> sources_;
-  std::deque<Message> messages_;
-  Message dropped_;  // what a caller adds to a message that is not kept
+  std::deque<Diagnostic> messages_;
+  Diagnostic dropped_;  // what a caller adds to a message that is not kept
   llvm::StringSet<> seen_;
   unsigned errors_ = 0;
 };

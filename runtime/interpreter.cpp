@@ -10,8 +10,14 @@
 namespace planc {
 
 llvm::Expected<std::unique_ptr<Interpreter>> Interpreter::create(const Module& program,
-                                                                 Device& device) {
-  std::unique_ptr<Interpreter> made(new Interpreter(program, device));
+                                                                 Device& device,
+                                                                 Communicator* comm) {
+  int64_t ranks = comm == nullptr ? 1 : comm->size();
+  if (program.grid.ranks() != ranks)
+    return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                   "the program is for " + llvm::Twine(program.grid.ranks()) +
+                                       " ranks, and " + llvm::Twine(ranks) + " run");
+  std::unique_ptr<Interpreter> made(new Interpreter(program, device, comm));
   auto arena = device.allocateArena(program.arenaBytes);
   if (!arena) return arena.takeError();
   made->arena_ = *arena;
@@ -107,8 +113,16 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
     case OpKind::Zero:
       made.results.push_back(pointer(*op.var->place, enclosing));
       return made;
+    case OpKind::Wait:
+      return made;
     default:
       break;
+  }
+  if (op.has(Comm)) {
+    auto exchange = prepareExchange(op, made.name);
+    if (!exchange) return exchange.takeError();
+    made.exchange = std::move(*exchange);
+    return made;
   }
   if (op.var) made.results.push_back(slice(*op.var, enclosing));
   auto kernel = device_.prepare(op);
@@ -117,11 +131,28 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
   return made;
 }
 
+llvm::Expected<std::unique_ptr<Exchange>> Interpreter::prepareExchange(const Op& op,
+                                                                       llvm::StringRef name) {
+  if (comm_ == nullptr)
+    return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                   "'" + op.info().text + "' needs other ranks");
+  Site site{.op = op.info().text.str(), .tensor = name.str(), .number = ++exchanges_};
+  if (op.loc.known() && op.loc.file < program_.files.size())
+    site.place = program_.files[op.loc.file] + ":" + std::to_string(op.loc.line);
+  auto groupOf = [&](llvm::ArrayRef<int64_t> ranks) -> Group& {
+    Group*& group = groups_[ranks.vec()];
+    if (group == nullptr)
+      group = &comm_->group(llvm::SmallVector<int, 8>(ranks.begin(), ranks.end()));
+    return *group;
+  };
+  return Exchange::create(op, program_.grid, *comm_, groupOf, device_, std::move(site));
+}
+
 void Interpreter::move(const std::vector<Copy>& copies) {
   for (const Copy& copy : copies) device_.copy(resolve(copy.to), resolve(copy.from), copy.bytes);
 }
 
-void Interpreter::run(const Instruction& instruction) {
+llvm::Error Interpreter::run(const Instruction& instruction) {
   const Op& op = *instruction.op;
   switch (op.kind) {
     case OpKind::Repeat: {
@@ -129,15 +160,17 @@ void Interpreter::run(const Instruction& instruction) {
       int64_t& counter = counters_[instruction.depth + 1];
       for (int64_t i = 0; i < instruction.count; ++i) {
         counter = instruction.reverse ? instruction.count - 1 - i : i;
-        run(instruction.body);
+        if (llvm::Error error = run(instruction.body)) return error;
       }
-      return;
+      return llvm::Error::success();
     }
     case OpKind::Yield:
     case OpKind::Write:
-      return move(instruction.copies);
+      move(instruction.copies);
+      return llvm::Error::success();
     case OpKind::Zero:
-      return device_.zero(resolve(instruction.results[0]), op.var->type.bytes());
+      device_.zero(resolve(instruction.results[0]), op.var->type.bytes());
+      return llvm::Error::success();
     default:
       break;
   }
@@ -145,33 +178,70 @@ void Interpreter::run(const Instruction& instruction) {
     operandScratch_[i] = resolve(instruction.operands[i]);
   for (size_t i = 0; i < instruction.results.size(); ++i)
     resultScratch_[i] = resolve(instruction.results[i]);
-  context_.iteration = llvm::ArrayRef<int64_t>(counters_).slice(1, instruction.depth);
   Trace::Time start = Trace::now();
-  instruction.kernel->run(context_, operandScratch_.data(), resultScratch_.data());
+  llvm::Error error = llvm::Error::success();
+  if (instruction.kernel) {
+    context_.iteration = llvm::ArrayRef<int64_t>(counters_).slice(1, instruction.depth);
+    instruction.kernel->run(context_, operandScratch_.data(), resultScratch_.data());
+  } else {
+    error = runExchange(instruction);
+  }
   seconds_[size_t(op.kind)] += std::chrono::duration<double>(Trace::now() - start).count();
+  return error;
 }
 
-void Interpreter::run(const std::vector<Instruction>& instructions) {
+// An op between ranks, or the wait for one: that is the one whose first result lies where the wait's
+// first operand does.
+llvm::Error Interpreter::runExchange(const Instruction& instruction) {
+  if (instruction.op->kind == OpKind::Wait) {
+    auto flight = llvm::find_if(
+        flights_, [&](const Exchange::Flight& f) { return f.results[0] == operandScratch_[0]; });
+    if (flight == flights_.end())
+      return llvm::createStringError(
+          llvm::inconvertibleErrorCode(),
+          "'wait' for '" + instruction.name + "', which was not started");
+    Exchange::Flight started = std::move(*flight);
+    flights_.erase(flight);
+    return started.exchange->finish(started);
+  }
+  Exchange::Flight flight;
+  instruction.exchange->start(
+      llvm::ArrayRef(operandScratch_).take_front(instruction.operands.size()),
+      llvm::ArrayRef(resultScratch_).take_front(instruction.results.size()), flight);
+  if (instruction.op->isFlag("start")) {
+    flights_.push_back(std::move(flight));
+    return llvm::Error::success();
+  }
+  Trace::Time started = Trace::now();
+  llvm::Error error = instruction.exchange->finish(flight);
+  if (trace_) trace_->add("wait", "wait", instruction.name, started, Trace::now());
+  return error;
+}
+
+llvm::Error Interpreter::run(const std::vector<Instruction>& instructions) {
   for (const Instruction& instruction : instructions) {
     if (!trace_) {
-      run(instruction);
+      if (llvm::Error error = run(instruction)) return error;
       continue;
     }
     Trace::Time start = Trace::now();
-    run(instruction);
+    if (llvm::Error error = run(instruction)) return error;
     if (instruction.op->kind != OpKind::Yield)
       trace_->add(instruction.name, instruction.op->info().text, printOp(*instruction.op), start,
                   Trace::now());
   }
+  return llvm::Error::success();
 }
 
-void Interpreter::run(const Call& call, uint64_t seed, int64_t step) {
+llvm::Error Interpreter::run(const Call& call, uint64_t seed, int64_t step) {
   context_.seed = seed;
   context_.step = step;
   context_.microbatch = std::max<int64_t>(call.microbatch, 0);
   counters_[0] = context_.microbatch;
   for (const auto& [name, instructions] : functions_)
-    if (name == call.function) run(instructions);
+    if (name == call.function)
+      if (llvm::Error error = run(instructions)) return error;
+  return llvm::Error::success();
 }
 
 }  // namespace planc

@@ -1,15 +1,17 @@
 // Runs a rank program on a device: resolves every value's place to a pointer and calls the kernels
-// in program order. Everything that shapes decide is done once, when the program is loaded; a step
-// allocates nothing. It knows nothing of models.
+// in program order, and the communicator for ops between ranks. Everything that shapes decide is done
+// once, when the program is loaded; a step allocates nothing. It knows nothing of models.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "ir/op.h"
 #include "llvm/Support/Error.h"
 #include "runtime/device.h"
+#include "runtime/exchange.h"
 #include "runtime/io/trace.h"
 
 namespace planc {
@@ -17,16 +19,19 @@ namespace planc {
 class Interpreter {
  public:
   // Allocates the arena and prepares every kernel. The program must outlive this and be verified.
-  static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program, Device& device);
+  // A program for several ranks needs a communicator, whose ranks are the grid's.
+  static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program, Device& device,
+                                                             Communicator* comm = nullptr);
 
   // Where a variable lies (all iterations), and the arena's bytes.
   std::byte* data(const Variable& var) const { return arena_ + var.place->offset; }
   int64_t arenaBytes() const { return program_.arenaBytes; }
 
-  // Runs one entry of the schedule.
-  void run(const Call& call, uint64_t seed, int64_t step);
+  // Runs one entry of the schedule. An error is the communicator's: the run is over on all ranks.
+  llvm::Error run(const Call& call, uint64_t seed, int64_t step);
 
-  // Seconds spent in the kernels of each op kind so far, indexed by OpKind.
+  // Seconds spent in ops of each kind so far, indexed by OpKind. An op that only starts counts what
+  // starting took, its `wait` the rest.
   llvm::ArrayRef<double> secondsByKind() const { return seconds_; }
 
   // Each op's time goes there; null: no trace.
@@ -48,6 +53,7 @@ class Interpreter {
     const Op* op = nullptr;
     std::string name;  // in the trace
     std::unique_ptr<Kernel> kernel;
+    std::unique_ptr<Exchange> exchange;  // ops between ranks
     std::vector<Pointer> operands, results;
     std::vector<Copy> copies;       // repeat: initial values; yield, write: what moves
     std::vector<Instruction> body;  // repeat
@@ -56,7 +62,8 @@ class Interpreter {
     unsigned depth = 0;
   };
 
-  Interpreter(const Module& program, Device& device) : program_(program), device_(device) {}
+  Interpreter(const Module& program, Device& device, Communicator* comm)
+      : program_(program), device_(device), comm_(comm) {}
   llvm::Error prepare(const Block& block, std::vector<Instruction>& into);
   llvm::Expected<Instruction> prepare(const Op& op);
   Pointer pointer(const Place& place, const Words& enclosing) const;
@@ -66,16 +73,22 @@ class Interpreter {
     for (const auto& [counter, stride] : pointer.strides) at += counters_[counter] * stride;
     return at;
   }
-  void run(const std::vector<Instruction>& instructions);
-  void run(const Instruction& instruction);
+  llvm::Expected<std::unique_ptr<Exchange>> prepareExchange(const Op& op, llvm::StringRef name);
+  llvm::Error run(const std::vector<Instruction>& instructions);
+  llvm::Error run(const Instruction& instruction);
+  llvm::Error runExchange(const Instruction& instruction);
   void move(const std::vector<Copy>& copies);
 
   const Module& program_;
   Device& device_;
+  Communicator* comm_;
+  std::map<std::vector<int64_t>, Group*> groups_;  // by their ranks
+  int64_t exchanges_ = 0;                          // prepared
+  std::vector<Exchange::Flight> flights_;          // started, not waited for
   std::byte* arena_ = nullptr;
   std::vector<std::pair<std::string, std::vector<Instruction>>> functions_;
   std::vector<int64_t> counters_;  // see Pointer
-  std::vector<const void*> operandScratch_;
+  std::vector<void*> operandScratch_;
   std::vector<void*> resultScratch_;
   std::vector<double> seconds_;
   RunContext context_;

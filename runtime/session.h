@@ -1,12 +1,16 @@
-// A program ready to train: its weights, optimizer state, step and data. What `planrun` does, as a
-// library.
+// One rank of a program ready to train: its weights, optimizer state, step and data. What `planrun`
+// does, as a library. Every rank has a session; what is marked "together" all ranks call at once, and
+// its error is the same on all of them.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ir/op.h"
 #include "llvm/Support/Error.h"
+#include "runtime/comm.h"
 #include "runtime/device.h"
 #include "runtime/interpreter.h"
 #include "runtime/io/log.h"
@@ -20,26 +24,36 @@ inline constexpr int64_t kMaxStep = INT32_MAX;
 
 class Session {
  public:
-  // Prepares the program; weights are not set yet. Both must outlive the session.
-  static llvm::Expected<std::unique_ptr<Session>> create(const Module& program, Device& device);
+  // Together: prepares the program of this rank; weights are not set yet. All three must outlive the
+  // session.
+  static llvm::Expected<std::unique_ptr<Session>> create(const Module& program, Device& device,
+                                                         Communicator& comm);
 
-  // Weights by their `init`, optimizer state zero, step 0.
-  void initialise();
-  // Weights, optimizer state and step from a checkpoint (a folder or a file). A file without
-  // optimizer state (weights from elsewhere) starts it at zero; `note` then says so.
+  // Together: weights by their `init`, optimizer state zero, step 0.
+  llvm::Error initialise();
+  // Together: weights, optimizer state and step from a checkpoint (a folder or a file) of any grid. A
+  // file without optimizer state (weights from elsewhere) starts it at zero; `note` then says so.
   llvm::Error load(llvm::StringRef path, std::string& note);
   // Makes a folder for checkpoints and sees that it can be written to.
   static llvm::Error prepareFolder(llvm::StringRef folder);
-  // Weights, optimizer state and step into `folder`/checkpoint.safetensors, whole or not at all.
+  // Together: weights, optimizer state and step into `folder`/checkpoint.safetensors, whole or not
+  // at all.
   llvm::Error save(llvm::StringRef folder) const;
 
-  // One training step on the data's next samples.
+  // Together: one training step on the data's next samples.
   llvm::Expected<StepRecord> step(const TokenFile& data);
-  // One step's losses and gradients from the weights and inputs of a file, without an update; writes
-  // `loss`, the logits and `grad.NAME` for every weight.
+  // The same in parts, for who compares in between: counts the next step, then together runs one
+  // entry of the schedule. Inputs are the caller's.
+  void beginStep();
+  llvm::Error run(const Call& call) { return interpreter_->run(call, seed_, step_); }
+  // Together: one step's losses and gradients from the weights and inputs of a file, without an
+  // update; writes `loss`, the logits and `grad.NAME` for every weight, whole.
   llvm::Error evaluate(llvm::StringRef tensors, llvm::StringRef out);
+  // Together: see runtime/assemble.h.
+  llvm::Expected<std::vector<std::byte>> assemble(const Variable& var) const;
 
-  // The program's inputs: tokens per step, positions per sample, greatest vocabulary that all take.
+  // The program's inputs on all ranks together: tokens per step, positions per sample, greatest
+  // vocabulary that all take.
   int64_t tokensPerStep() const;
   int64_t positions() const;
   int64_t vocab() const;
@@ -47,23 +61,33 @@ class Session {
   Interpreter& interpreter() { return *interpreter_; }
 
  private:
-  explicit Session(const Module& program) : program_(program) {}
-  void renewCopies();
+  using Fill = llvm::function_ref<llvm::Error(const Variable& weight, std::byte* into)>;
+
+  Session(const Module& program, Communicator& comm);
+  llvm::Error setWeights(Fill fill);
+  llvm::Error initialiseTogether(const Variable& weight, std::byte* into);
+  void zeroMoments();
   llvm::Error fillInputs(const TokenFile& data);
-  void runSchedule(bool update);
+  llvm::Error checkTokens(const Variable& input) const;
+  llvm::Error runSchedule(bool update);
   double metric(llvm::StringRef name) const;
 
   const Module& program_;
+  Communicator& comm_;
+  const Coordinates here_;
+  const int threads_;  // for start-up work
   std::unique_ptr<Interpreter> interpreter_;
+  std::map<std::vector<int64_t>, Group*> copies_;  // ranks that hold the same of a weight
   uint64_t seed_ = 0;
-  int64_t step_ = 0;  // steps done
+  int64_t step_ = 0;  // steps done, or at hand
   std::vector<int32_t> window_;
   // What evaluate() keeps of each microbatch: slot variables marked `output`.
   std::map<std::string, std::vector<std::byte>>* outputs_ = nullptr;
 };
 
-// Fills `count` elements of a weight by its initialisation; element i is a function of the seed, the
-// weight's name and i alone.
-void initialiseWeight(const Variable& weight, uint64_t seed, std::byte* into);
+// Fills a rank's piece of a weight by its initialisation; an element is a function of the seed, the
+// weight's name and the element's number in the whole weight alone. Padding is zero.
+void initialiseWeight(const Variable& weight, uint64_t seed, std::byte* into,
+                      const Coordinates& rank = {});
 
 }  // namespace planc

@@ -32,9 +32,7 @@ const Comparison* VerifyReport::worst() const {
 
 namespace {
 
-llvm::StringRef kindName(VarKind kind) {
-  return kind == VarKind::Slot ? "activation" : name(kind);
-}
+llvm::StringRef kindName(VarKind kind) { return kind == VarKind::Slot ? "activation" : name(kind); }
 
 // Whether ranks hold a variable's own elements: packed rows and their numbers are each rank's own.
 bool isComparable(const Variable& var) {
@@ -126,8 +124,7 @@ llvm::Error Verifier::prepare() {
   auto session = Session::create(model_, *device_, *comm_);
   if (!session) return session.takeError();
   one_ = std::move(*session);
-  one_->initialise();
-  return llvm::Error::success();
+  return one_->initialise();
 }
 
 // Tokens by chance; of the targets some are left out, more towards a sequence's end, so that ranks
@@ -141,11 +138,11 @@ void Verifier::setInputs(int64_t step) {
     for (int64_t i = 0; i < var->type.elements(); ++i) {
       double token = (uniformAt(key, uint64_t(2 * i)) + 1) / 2;
       double chance = (uniformAt(key, uint64_t(2 * i + 1)) + 1) / 2;
-      bool isLeftOut = !var->follows.empty() &&
-                       chance < 0.4 * double(i % positions) / double(positions);
-      tokens[i] = isLeftOut ? -1
-                            : std::clamp(int32_t(token * double(var->vocab)), 0,
-                                         int32_t(var->vocab - 1));
+      bool isLeftOut =
+          !var->follows.empty() && chance < 0.4 * double(i % positions) / double(positions);
+      tokens[i] = isLeftOut
+                      ? -1
+                      : std::clamp(int32_t(token * double(var->vocab)), 0, int32_t(var->vocab - 1));
     }
   }
 }
@@ -238,7 +235,7 @@ llvm::Error Verifier::run(const Module& program, Communicator& comm) {
   std::unique_ptr<Device> device = makeCpuDevice(1, here);
   auto session = Session::create(program, *device, comm);
   if (!session) return session.takeError();
-  (*session)->initialise();
+  if (llvm::Error error = (*session)->initialise()) return error;
   // The model's side of a phase, while the other ranks wait.
   auto asOne = [&](auto&& body) -> llvm::Error {
     if (llvm::Error error = comm.barrier(comm.world(), {"verify"})) return error;

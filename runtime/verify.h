@@ -28,10 +28,10 @@ struct Comparison {
   std::string tensor;
   std::string kind;  // activation, metric, gradient, weight, moment
   int64_t step = 0;
-  int64_t microbatch = -1;  // activations
-  Loc loc;                  // in the plan
-  double difference = 0;    // the worst of all ranks, relative as VerifyOptions::bound says
-  double scale = 0;         // what it is relative to
+  int64_t microbatch = -1;     // activations
+  Loc loc;                     // in the plan
+  double difference = 0;       // the worst of all ranks, relative as VerifyOptions::bound says
+  double scale = 0;            // what it is relative to
   std::vector<int64_t> ranks;  // those that differ by more than the bound
 };
 

@@ -47,10 +47,10 @@ cl::opt<std::string> planName("plan", cl::desc("Which plan of the file"), cl::va
 cl::list<std::string> grid("grid", cl::CommaSeparated, cl::desc("Override the grid's axes"),
                            cl::value_desc("AXIS=SIZE,..."), cl::cat(category),
                            cl::sub(compileCommand), cl::sub(checkCommand));
-cl::list<std::string> passNames("passes", cl::CommaSeparated,
-                                cl::desc("Run these passes instead of all; without `emit` the IR is printed"),
-                                cl::value_desc("NAME,..."), cl::cat(category),
-                                cl::sub(compileCommand), cl::sub(optCommand));
+cl::list<std::string> passNames(
+    "passes", cl::CommaSeparated,
+    cl::desc("Run these passes instead of all; without `emit` the IR is printed"),
+    cl::value_desc("NAME,..."), cl::cat(category), cl::sub(compileCommand), cl::sub(optCommand));
 cl::opt<std::string> dumpAfter("dump-after", cl::desc("Show the IR after a pass, or after all"),
                                cl::value_desc("PASS|all"), cl::cat(category),
                                cl::sub(compileCommand), cl::sub(optCommand));
@@ -282,7 +282,8 @@ Exit dump() {
                            llvm::Twine(ranks - 1));
   PrintOptions options;
   options.locations = !noLocations;
-  printModule(dumpModel ? *planx->model : *planx->roles[planx->roleOf(dumpRank)].program, llvm::outs(), options);
+  printModule(dumpModel ? *planx->model : *planx->roles[planx->roleOf(dumpRank)].program,
+              llvm::outs(), options);
   return kYes;
 }
 

@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <thread>
 
 #include "ir/planx.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/Format.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "runtime/session.h"
+#include "runtime/talk.h"
 #include "tools/command.h"
+#include "tools/ranks.h"
 
 namespace cl = llvm::cl;
 using namespace planc;
@@ -30,10 +33,17 @@ cl::opt<long long> steps("steps", cl::init(100), cl::desc("Train up to this step
                          cl::value_desc("N"), cl::cat(category), cl::sub(runCommand));
 cl::opt<std::string> deviceName("device", cl::init("cpu"), cl::desc("cpu"), cl::value_desc("NAME"),
                                 cl::cat(category), cl::sub(runCommand), cl::sub(evalCommand));
-cl::opt<std::string> commName("comm", cl::init("threads"), cl::desc("threads"),
-                              cl::value_desc("NAME"), cl::cat(category), cl::sub(runCommand));
-cl::opt<int> threads("threads", cl::init(0), cl::desc("CPU threads (as many as there are)"),
-                     cl::value_desc("N"), cl::cat(category), cl::sub(runCommand),
+cl::opt<std::string> commName("comm", cl::init("threads"),
+                              cl::desc("What ranks are: threads, or mpi: processes of mpirun"),
+                              cl::value_desc("NAME"), cl::cat(category), cl::sub(runCommand),
+                              cl::sub(evalCommand));
+cl::opt<int> threads(
+    "threads", cl::init(0),
+    cl::desc("CPU threads of each rank (all ranks together: as many as there are)"),
+    cl::value_desc("N"), cl::cat(category), cl::sub(runCommand), cl::sub(evalCommand));
+cl::opt<int> timeout("timeout", cl::init(60),
+                     cl::desc("End the run when a rank waits so long for others (60)"),
+                     cl::value_desc("SECONDS"), cl::cat(category), cl::sub(runCommand),
                      cl::sub(evalCommand));
 cl::opt<std::string> logPath("log", cl::desc("Write a JSON line a step"), cl::value_desc("FILE"),
                              cl::cat(category), cl::sub(runCommand));
@@ -53,7 +63,17 @@ cl::opt<std::string> output("o", cl::Required, cl::desc("Loss, logits and gradie
 
 constexpr llvm::StringLiteral kTool = "planrun";
 
-Exit fail(llvm::Error error) { return planc::fail(kTool, llvm::toString(std::move(error))); }
+// Of several processes only the first says what all know.
+bool isSilent = false;
+
+Exit fail(const llvm::Twine& what, Exit code = kNo) {
+  return isSilent ? code : planc::fail(kTool, what, code);
+}
+Exit fail(llvm::Error error) { return fail(llvm::toString(std::move(error))); }
+
+llvm::Error failure(const llvm::Twine& what) {
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
+}
 
 // SIGINT and SIGTERM end the run after the step at hand, so that --save still saves.
 volatile std::sig_atomic_t stopRequested = 0;
@@ -67,7 +87,7 @@ std::string bytesText(double bytes) {
 }
 
 // What the run did: losses on the way, speed, memory, where the time went.
-void report(const std::vector<StepRecord>& records, Session& session) {
+void report(const std::vector<StepRecord>& records, Session& session, int ranks) {
   llvm::raw_ostream& out = llvm::outs();
   out << "  step      loss   grad norm         lr   tokens/s\n";
   size_t rows = std::min<size_t>(records.size(), 10);
@@ -80,10 +100,10 @@ void report(const std::vector<StepRecord>& records, Session& session) {
   std::vector<double> speeds;
   for (const StepRecord& r : records) speeds.push_back(r.tokensPerSecond);
   std::nth_element(speeds.begin(), speeds.begin() + long(speeds.size() / 2), speeds.end());
-  out << llvm::format("%lld steps of %lld tokens, median %.0f tokens/s; arena %s\n",
-                      (long long)records.size(), (long long)session.tokensPerStep(),
-                      speeds[speeds.size() / 2],
-                      bytesText(double(session.interpreter().arenaBytes())).c_str());
+  out << llvm::format(
+      "%lld steps of %lld tokens, median %.0f tokens/s; arena %s%s\n", (long long)records.size(),
+      (long long)session.tokensPerStep(), speeds[speeds.size() / 2],
+      bytesText(double(session.interpreter().arenaBytes())).c_str(), ranks > 1 ? " a rank" : "");
   std::vector<std::pair<double, llvm::StringRef>> kinds;
   double total = 0;
   llvm::ArrayRef<double> seconds = session.interpreter().secondsByKind();
@@ -106,118 +126,180 @@ llvm::Expected<Planx> open(llvm::StringRef path) {
   auto bytes = readInput(path);
   if (!bytes) return bytes.takeError();
   auto planx = readPlanx(*bytes);
-  if (!planx)
-    return llvm::createStringError(llvm::inconvertibleErrorCode(),
-                                   "'" + path + "': " + llvm::toString(planx.takeError()));
+  if (!planx) return failure("'" + path + "': " + llvm::toString(planx.takeError()));
   return planx;
 }
 
-Exit train(Session& session, const TokenFile& data, std::optional<StepLog>& log) {
+// What one rank alone does beside its steps.
+struct First {
+  std::optional<StepLog> log;
+  std::optional<TraceFile> trace;
+  std::optional<Progress> progress;
+  std::vector<StepRecord> records;
+
+  llvm::Error open() {
+    if (!logPath.empty()) {
+      auto opened = StepLog::open(logPath, !loadPath.empty());
+      if (!opened) return opened.takeError();
+      log.emplace(std::move(*opened));
+    }
+    if (!tracePath.empty()) {
+      auto opened = TraceFile::open(tracePath);
+      if (!opened) return opened.takeError();
+      trace.emplace(std::move(*opened));
+    }
+    progress.emplace(steps);
+    return llvm::Error::success();
+  }
+
+  llvm::Error add(const StepRecord& record) {
+    records.push_back(record);
+    progress->show(record);
+    return log ? log->write(record) : llvm::Error::success();
+  }
+};
+
+// All ranks save, and the first says so.
+llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data) {
   if (session.stepsDone() >= steps)
-    return planc::fail(kTool, "the checkpoint is at step " + llvm::Twine(session.stepsDone()) +
-                                  ", and --steps is " + llvm::Twine(steps));
+    return failure("the checkpoint is at step " + llvm::Twine(session.stepsDone()) +
+                   ", and --steps is " + llvm::Twine(steps));
+  First first;
+  bool isFirst = comm.rank() == 0;
+  if (llvm::Error error = onFirst(comm, [&] { return first.open(); })) return error;
   std::optional<Trace> trace;
   if (!tracePath.empty()) {
-    auto opened = Trace::open(tracePath);
-    if (!opened) return fail(opened.takeError());
-    trace.emplace(std::move(*opened));
-    trace->nameRow(0, "rank 0");
+    auto now = gather(comm, Trace::sharedNow());
+    if (!now) return now.takeError();
+    trace.emplace(comm.rank(), now->front());
+    trace->nameRow("rank " + std::to_string(comm.rank()));
   }
   std::signal(SIGINT, requestStop);
   std::signal(SIGTERM, requestStop);
   std::signal(SIGHUP, requestStop);
-  Progress progress(steps);
-  std::vector<StepRecord> records;
   double elapsed = 0;
-  bool saved = false;
-  while (session.stepsDone() < steps && !stopRequested) {
-    bool isLast = session.stepsDone() + 1 == steps;
-    if (trace && isLast) session.interpreter().setTrace(&*trace);
+  bool isSaved = false, isStopped = false;
+  while (session.stepsDone() < steps && !isStopped) {
+    if (trace && session.stepsDone() + 1 == steps) session.interpreter().setTrace(&*trace);
     auto record = session.step(data);
-    if (!record) return fail(record.takeError());
+    if (!record) return record.takeError();
     elapsed += record->seconds;
     record->seconds = elapsed;
-    records.push_back(*record);
-    progress.show(*record);
-    if (log)
-      if (llvm::Error error = log->write(*record)) return fail(std::move(error));
+    if (isFirst)
+      if (llvm::Error error = first.add(*record)) return tellOthers(comm, std::move(error));
     if (!std::isfinite(record->loss) || !std::isfinite(record->gradientNorm))
-      return planc::fail(kTool, "the loss or the gradient of step " + llvm::Twine(record->step) +
-                                    " is not finite; it was not saved");
-    saved = false;
+      return failure("the loss or the gradient of step " + llvm::Twine(record->step) +
+                     " is not finite; it was not saved");
+    isSaved = false;
     if (!saveFolder.empty() && saveEvery > 0 && record->step % saveEvery == 0) {
-      if (llvm::Error error = session.save(saveFolder)) return fail(std::move(error));
-      saved = true;
+      if (llvm::Error error = session.save(saveFolder)) return error;
+      isSaved = true;
     }
+    // A signal may have come to one rank only, or to some after and to some before this step.
+    auto stop = any(comm, stopRequested != 0);
+    if (!stop) return stop.takeError();
+    isStopped = *stop;
   }
-  if (!saveFolder.empty() && !saved)
-    if (llvm::Error error = session.save(saveFolder)) return fail(std::move(error));
-  if (trace)
-    if (llvm::Error error = trace->close()) return fail(std::move(error));
-  if (!saveFolder.empty())
-    llvm::outs() << "saved step " << session.stepsDone() << " in " << saveFolder << '\n';
-  if (!records.empty()) report(records, session);
-  if (stopRequested)
-    return planc::fail(kTool,
-                       "stopped by a signal behind step " + llvm::Twine(session.stepsDone()));
+  if (!saveFolder.empty() && !isSaved)
+    if (llvm::Error error = session.save(saveFolder)) return error;
+  if (trace) {
+    auto rows = toFirst(comm, trace->events());
+    if (!rows) return rows.takeError();
+    if (llvm::Error error = onFirst(comm, [&] { return first.trace->write(*rows); })) return error;
+  }
+  if (isFirst) {
+    first.progress.reset();
+    if (!saveFolder.empty())
+      llvm::outs() << "saved step " << session.stepsDone() << " in " << saveFolder << '\n';
+    if (!first.records.empty()) report(first.records, session, comm.size());
+  }
+  if (isStopped)
+    return failure("stopped by a signal behind step " + llvm::Twine(session.stepsDone()));
+  return llvm::Error::success();
+}
+
+// One rank's device and session.
+struct Rank {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Session> session;
+};
+
+llvm::Expected<Rank> makeRank(const Planx& planx, Communicator& comm) {
+  int share = std::max(1, int(std::thread::hardware_concurrency()) / comm.size());
+  Rank rank;
+  rank.device =
+      makeCpuDevice(threads > 0 ? int(threads) : share, Coordinates(planx.grid(), comm.rank()));
+  const Module& program = *planx.roles[planx.roleOf(comm.rank())].program;
+  auto session = Session::create(program, *rank.device, comm);
+  if (!session) return session.takeError();
+  rank.session = std::move(*session);
+  return rank;
+}
+
+llvm::Error runOn(Communicator& comm, const Planx& planx) {
+  auto prepare = [] {
+    return saveFolder.empty() ? llvm::Error::success() : Session::prepareFolder(saveFolder);
+  };
+  if (llvm::Error error = onFirst(comm, prepare)) return error;
+  auto data = agree(comm, TokenFile::open(dataPath));
+  if (!data) return data.takeError();
+  auto rank = makeRank(planx, comm);
+  if (!rank) return rank.takeError();
+  Session& session = *rank->session;
+  if (llvm::Error error =
+          comm.agree(data->check(session.positions(), session.vocab(), comm.rank(), comm.size())))
+    return error;
+  if (loadPath.empty()) {
+    if (llvm::Error error = session.initialise()) return error;
+  } else {
+    std::string note;
+    if (llvm::Error error = session.load(loadPath, note)) return error;
+    if (!note.empty() && comm.rank() == 0) llvm::errs() << "planrun: note: " << note << '\n';
+  }
+  return trainOn(comm, session, *data);
+}
+
+// Runs `body` on every rank of the program that this process has.
+template <class F>
+Exit onRanks(Communicator* mpi, F&& body) {
+  auto planx = mpi ? agree(*mpi, open(input)) : open(input);
+  if (!planx) return fail(planx.takeError());
+  auto onRank = [&](Communicator& comm) -> llvm::Error { return body(comm, *planx); };
+  int64_t ranks = planx->grid().ranks();
+  if (!mpi) return runThreads(kTool, ranks, std::chrono::seconds(timeout), onRank);
+  if (mpi->size() != ranks)
+    return fail("'" + input + "' is for " + llvm::Twine(ranks) + " ranks, and there are " +
+                llvm::Twine(mpi->size()) + " processes: mpirun -n " + llvm::Twine(ranks) + " ...");
+  if (llvm::Error error = onRank(*mpi)) return fail(std::move(error));
   return kYes;
 }
 
-Exit run() {
-  if (dataPath.empty()) return planc::fail(kTool, "--data FILE is needed", kUsage);
+Exit run(Communicator* mpi) {
+  if (dataPath.empty()) return fail("--data FILE is needed", kUsage);
   if (steps < 1 || steps > kMaxStep)
-    return planc::fail(kTool, "--steps takes a number from 1 to 2147483647", kUsage);
-  for (const cl::opt<std::string>* option : {&dataPath, &saveFolder, &loadPath, &logPath, &tracePath})
+    return fail("--steps takes a number from 1 to 2147483647", kUsage);
+  for (const cl::opt<std::string>* option :
+       {&dataPath, &saveFolder, &loadPath, &logPath, &tracePath})
     if (option->getNumOccurrences() > 0 && option->empty())
-      return planc::fail(kTool, "--" + option->ArgStr + " is empty", kUsage);
+      return fail("--" + option->ArgStr + " is empty", kUsage);
   for (llvm::StringRef out : {llvm::StringRef(logPath), llvm::StringRef(tracePath)})
     for (llvm::StringRef in : {llvm::StringRef(input), llvm::StringRef(dataPath)})
       if (isSameFile(out, in))
-        return planc::fail(kTool, "'" + out + "' would be overwritten, and is read", kUsage);
-  if (isSameFile(logPath, tracePath))
-    return planc::fail(kTool, "--log and --trace name the same file", kUsage);
+        return fail("'" + out + "' would be overwritten, and is read", kUsage);
+  if (isSameFile(logPath, tracePath)) return fail("--log and --trace name the same file", kUsage);
   if (saveEvery < 0 || (saveEvery > 0 && saveFolder.empty()))
-    return planc::fail(kTool, "--save-every takes a number from 1, with --save DIR", kUsage);
-  if (commName != "threads")
-    return planc::fail(kTool, "there is no communicator '" + commName + "' here; there is: threads",
-                       kUsage);
-  auto planx = open(input);
-  if (!planx) return fail(planx.takeError());
-  if (!saveFolder.empty())
-    if (llvm::Error error = Session::prepareFolder(saveFolder)) return fail(std::move(error));
-  auto data = TokenFile::open(dataPath);
-  if (!data) return fail(data.takeError());
-  std::unique_ptr<Device> device = makeCpuDevice(threads);
-  auto session = Session::create(*planx->roles.front().program, *device);
-  if (!session) return fail(session.takeError());
-  if (llvm::Error error = data->check((*session)->positions(), (*session)->vocab()))
-    return fail(std::move(error));
-  if (loadPath.empty()) {
-    (*session)->initialise();
-  } else {
-    std::string note;
-    if (llvm::Error error = (*session)->load(loadPath, note)) return fail(std::move(error));
-    if (!note.empty()) llvm::errs() << "planrun: note: " << note << '\n';
-  }
-  std::optional<StepLog> log;
-  if (!logPath.empty()) {
-    auto opened = StepLog::open(logPath, !loadPath.empty());
-    if (!opened) return fail(opened.takeError());
-    log.emplace(std::move(*opened));
-  }
-  return train(**session, *data, log);
+    return fail("--save-every takes a number from 1, with --save DIR", kUsage);
+  return onRanks(mpi, [](Communicator& comm, const Planx& planx) { return runOn(comm, planx); });
 }
 
-Exit evaluate() {
+Exit evaluate(Communicator* mpi) {
   if (isSameFile(output, input) || isSameFile(output, tensorsPath))
-    return planc::fail(kTool, "'" + output + "' would be overwritten, and is read", kUsage);
-  auto planx = open(input);
-  if (!planx) return fail(planx.takeError());
-  std::unique_ptr<Device> device = makeCpuDevice(threads);
-  auto session = Session::create(*planx->roles.front().program, *device);
-  if (!session) return fail(session.takeError());
-  if (llvm::Error error = (*session)->evaluate(tensorsPath, output)) return fail(std::move(error));
-  return kYes;
+    return fail("'" + output + "' would be overwritten, and is read", kUsage);
+  return onRanks(mpi, [](Communicator& comm, const Planx& planx) -> llvm::Error {
+    auto rank = makeRank(planx, comm);
+    if (!rank) return rank.takeError();
+    return rank->session->evaluate(tensorsPath, output);
+  });
 }
 
 }  // namespace
@@ -230,12 +312,21 @@ int main(int argc, char** argv) {
   if (!cl::ParseCommandLineOptions(argc, argv, "trains and evaluates compiled plans\n",
                                    &llvm::errs()))
     return kUsage;
-  if (threads < 0 || threads > 1024)
-    return planc::fail(kTool, "--threads takes a number from 0 to 1024", kUsage);
-  if ((runCommand || evalCommand) && deviceName != "cpu")
-    return planc::fail(kTool, "there is no device '" + deviceName + "' here; there is: cpu",
-                       kUsage);
-  if (runCommand) return run();
-  if (evalCommand) return evaluate();
-  return planc::fail(kTool, "which command? 'planrun --help' lists them", kUsage);
+  if (!runCommand && !evalCommand)
+    return fail("which command? 'planrun --help' lists them", kUsage);
+  if (commName != "threads" && commName != "mpi")
+    return fail("there is no communicator '" + commName + "' here; there are: threads, mpi",
+                kUsage);
+  if (timeout < 1) return fail("--timeout takes a number from 1", kUsage);
+  std::unique_ptr<Communicator> mpi;
+  if (commName == "mpi") {
+    auto made = makeMpiCommunicator(std::chrono::seconds(timeout));
+    if (!made) return fail(made.takeError());
+    mpi = std::move(*made);
+    isSilent = mpi->rank() != 0;
+  }
+  if (threads < 0 || threads > 1024) return fail("--threads takes a number from 0 to 1024", kUsage);
+  if (deviceName != "cpu")
+    return fail("there is no device '" + deviceName + "' here; there is: cpu", kUsage);
+  return runCommand ? run(mpi.get()) : evaluate(mpi.get());
 }

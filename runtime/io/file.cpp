@@ -77,6 +77,13 @@ llvm::Expected<File> File::openWrite(llvm::StringRef path, bool append) {
   return file;
 }
 
+llvm::Expected<File> File::openPart(llvm::StringRef path) {
+  std::string name = path.str();
+  File file(repeated([&] { return ::open(name.c_str(), O_WRONLY | O_CLOEXEC); }), path);
+  if (!file.isOpen()) return file.systemError("write");
+  return file;
+}
+
 llvm::Expected<int64_t> File::size() const {
   struct stat status;
   if (::fstat(descriptor_, &status) != 0) return systemError("read");
@@ -102,6 +109,24 @@ llvm::Error File::write(Bytes bytes) {
     if (put < 0) return systemError("write");
     bytes = bytes.drop_front(size_t(put));
   }
+  return llvm::Error::success();
+}
+
+llvm::Error File::writeAt(int64_t offset, Bytes bytes) {
+  while (!bytes.empty()) {
+    size_t count = std::min(bytes.size(), kPiece);
+    ssize_t put =
+        repeated([&] { return ::pwrite(descriptor_, bytes.data(), count, off_t(offset)); });
+    if (put < 0) return systemError("write");
+    bytes = bytes.drop_front(size_t(put));
+    offset += put;
+  }
+  return llvm::Error::success();
+}
+
+llvm::Error File::resize(int64_t bytes) {
+  if (repeated([&] { return ::ftruncate(descriptor_, off_t(bytes)); }) != 0)
+    return systemError("write");
   return llvm::Error::success();
 }
 

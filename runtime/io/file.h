@@ -29,12 +29,18 @@ class File {
   // For writing: empty at first, or with `append` behind what is there.
   static llvm::Expected<File> openWrite(llvm::StringRef path, bool append = false);
 
+  // For writing parts of a file that is there.
+  static llvm::Expected<File> openPart(llvm::StringRef path);
+
   const std::string& path() const { return path_; }
   llvm::Expected<int64_t> size() const;
   // All bytes or an error; a file that ends before is an error too.
   llvm::Error read(int64_t offset, llvm::MutableArrayRef<uint8_t> into) const;
   llvm::Error write(Bytes bytes);
   llvm::Error write(llvm::StringRef text);
+  llvm::Error writeAt(int64_t offset, Bytes bytes);
+  // Cuts the file, or lengthens it by zeros.
+  llvm::Error resize(int64_t bytes);
   // What was written is on the disk when this succeeds.
   llvm::Error sync();
   // Closes; a late write error (a full disk over a network) shows here.
@@ -61,6 +67,10 @@ class ReplacingFile {
 
   llvm::Error write(Bytes bytes) { return file_.write(bytes); }
   llvm::Error write(llvm::StringRef text) { return file_.write(text); }
+  llvm::Error writeAt(int64_t offset, Bytes bytes) { return file_.writeAt(offset, bytes); }
+  llvm::Error resize(int64_t bytes) { return file_.resize(bytes); }
+  // Where others may write to as well, until the commit.
+  const std::string& writtenTo() const { return file_.path(); }
   llvm::Error commit();
 
  private:

@@ -1,4 +1,4 @@
-// safetensors: 8 bytes of header length, a JSON header, then the tensors' bytes without gaps. A
+// Reading safetensors: 8 bytes of header length, a JSON header, then the tensors' bytes without gaps. A
 // header comes from anywhere, so every number in it is checked before it is used, and nesting
 // before the recursive JSON parser sees it. The checksum is a CRC-32 of header and data in which
 // its own eight digits count as zeros. Tested by tests/unit/safetensors_test.cpp and tests/fuzz.
@@ -12,27 +12,21 @@
 #include "llvm/Support/CRC.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/JSON.h"
+#include "runtime/elements.h"
+#include "runtime/io/checksum.h"
+#include "runtime/io/safetensors_format.h"
+#include "runtime/runs.h"
+#include "runtime/talk.h"
 
 namespace planc {
 
+using namespace safetensors;
+
 static_assert(std::endian::native == std::endian::little, "files are little-endian");
 
+namespace safetensors {
 namespace {
 
-constexpr int64_t kMaxHeader = 100'000'000;  // the format's own limit
-constexpr unsigned kMaxJsonDepth = 8;
-constexpr size_t kPiece = size_t{1} << 20;
-constexpr llvm::StringLiteral kChecksumKey = "planc.crc32";
-constexpr llvm::StringLiteral kChecksumStart = "\"planc.crc32\":\"";
-constexpr llvm::StringLiteral kVersionKey = "planc.version";
-constexpr llvm::StringLiteral kVersion = "1";
-
-struct ElemInfo {
-  TensorElem elem;
-  llvm::StringRef name;
-  int64_t bytes;
-  bool isFloat;
-};
 constexpr ElemInfo kElems[] = {
     {TensorElem::F64, "F64", 8, true},  {TensorElem::F32, "F32", 4, true},
     {TensorElem::F16, "F16", 2, true},  {TensorElem::BF16, "BF16", 2, true},
@@ -40,7 +34,16 @@ constexpr ElemInfo kElems[] = {
     {TensorElem::I16, "I16", 2, false}, {TensorElem::I8, "I8", 1, false},
     {TensorElem::U8, "U8", 1, false},
 };
+constexpr size_t kPiece = size_t{1} << 20;
+
+}  // namespace
+
 const ElemInfo& infoOf(TensorElem elem) { return kElems[size_t(elem)]; }
+
+const ElemInfo* infoByName(llvm::StringRef name) {
+  const ElemInfo* found = llvm::find_if(kElems, [&](const ElemInfo& i) { return i.name == name; });
+  return found == std::end(kElems) ? nullptr : found;
+}
 
 TensorElem elemOf(Elem elem) {
   switch (elem) {
@@ -56,6 +59,48 @@ TensorElem elemOf(Elem elem) {
   return TensorElem::F32;
 }
 
+std::vector<int64_t> sizesOf(const Type& type) {
+  std::vector<int64_t> sizes;
+  for (const Dim& dim : type.dims) {
+    if (type.grouping() != dim.name) sizes.push_back(dim.all());
+  }
+  return sizes;
+}
+
+std::string checksumText(uint32_t crc) { return llvm::formatv("{0:x-8}", crc).str(); }
+
+llvm::Expected<uint32_t> checksum(const File& file, int64_t begin, int64_t end) {
+  std::vector<uint8_t> piece(std::min(kPiece, size_t(end - begin)));
+  uint32_t crc = 0;
+  for (int64_t at = begin; at < end; at += int64_t(kPiece)) {
+    llvm::MutableArrayRef<uint8_t> part(piece.data(), std::min(kPiece, size_t(end - at)));
+    if (llvm::Error error = file.read(at, part)) return error;
+    crc = llvm::crc32(crc, part);
+  }
+  return crc;
+}
+
+llvm::Expected<uint32_t> checksumTogether(const File& file, llvm::StringRef header,
+                                          int64_t dataBytes, Communicator& comm) {
+  int64_t start = 8 + int64_t(header.size());
+  auto share = [&](int rank) { return dataBytes / comm.size() * rank; };
+  auto end = [&](int rank) { return rank + 1 == comm.size() ? dataBytes : share(rank + 1); };
+  auto mine = agree(comm, checksum(file, start + share(comm.rank()), start + end(comm.rank())));
+  if (!mine) return mine.takeError();
+  auto all = gather(comm, int64_t(*mine));
+  if (!all) return all.takeError();
+  uint32_t crc = llvm::crc32(Bytes(header.bytes_begin(), header.size()));
+  for (int rank = 0; rank < comm.size(); ++rank)
+    crc = joinChecksums(crc, uint32_t((*all)[size_t(rank)]), end(rank) - share(rank));
+  return crc;
+}
+
+}  // namespace safetensors
+
+namespace {
+
+constexpr int64_t kMaxHeader = 100'000'000;  // the format's own limit
+constexpr unsigned kMaxJsonDepth = 8;
 template <class... Args>
 llvm::Error bad(const char* format, Args&&... args) {
   return llvm::createStringError(llvm::inconvertibleErrorCode(),
@@ -98,9 +143,8 @@ llvm::Expected<TensorEntry> parseEntry(llvm::StringRef rawName, const llvm::json
 
   auto dtype = object->getString("dtype");
   if (!dtype) return bad("tensor '{0}' has no dtype", name);
-  const ElemInfo* elem =
-      llvm::find_if(kElems, [&](const ElemInfo& info) { return info.name == *dtype; });
-  if (elem == std::end(kElems)) {
+  const ElemInfo* elem = infoByName(*dtype);
+  if (elem == nullptr) {
     return bad("tensor '{0}' has dtype '{1}', which planc does not read", name, shown(*dtype));
   }
   entry.elem = elem->elem;
@@ -193,36 +237,11 @@ int64_t integerAt(TensorElem elem, const uint8_t* at) {
   }
 }
 
-// To the nearest, ties to even; NaN stays NaN.
-uint16_t toBf16(float value) {
-  uint32_t bits = std::bit_cast<uint32_t>(value);
-  if (value != value) return uint16_t(bits >> 16 | 0x40u);
-  return uint16_t((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
-void storeFloat(Elem elem, double value, uint8_t* at) {
-  float narrow = float(value);
-  uint16_t half = toBf16(narrow);
-  if (elem == Elem::F64) std::memcpy(at, &value, 8);
-  if (elem == Elem::F32) std::memcpy(at, &narrow, 4);
-  if (elem == Elem::BF16) std::memcpy(at, &half, 2);
-}
-
 std::string shapeText(llvm::ArrayRef<int64_t> shape) {
   std::string text = "[";
   for (int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
   return text + "]";
 }
-
-std::vector<int64_t> sizesOf(const Type& type) {
-  std::vector<int64_t> sizes;
-  for (const Dim& dim : type.dims) {
-    if (type.grouping() != dim.name) sizes.push_back(dim.size);
-  }
-  return sizes;
-}
-
-std::string checksumText(uint32_t crc) { return llvm::formatv("{0:x-8}", crc).str(); }
 
 }  // namespace
 
@@ -255,7 +274,7 @@ llvm::Expected<SafetensorsHeader> parseSafetensorsHeader(llvm::StringRef text, i
   return header;
 }
 
-llvm::Expected<SafetensorsFile> SafetensorsFile::open(llvm::StringRef path) {
+llvm::Expected<SafetensorsFile> SafetensorsFile::openHeader(llvm::StringRef path) {
   llvm::Expected<File> file = File::openRead(path);
   if (!file) return file.takeError();
   llvm::Expected<int64_t> size = file->size();
@@ -279,6 +298,7 @@ llvm::Expected<SafetensorsFile> SafetensorsFile::open(llvm::StringRef path) {
   SafetensorsFile opened(std::move(*file));
   opened.header_ = std::move(*header);
   opened.dataStart_ = start;
+  opened.dataBytes_ = *size - start;
   std::string checksum = opened.metadata(kChecksumKey);
   if (checksum.empty()) return opened;
 
@@ -290,18 +310,34 @@ llvm::Expected<SafetensorsFile> SafetensorsFile::open(llvm::StringRef path) {
   size_t digits = text.find((kChecksumStart + checksum + "\"").str());
   if (digits == std::string::npos) return fileError(path, "is damaged: its checksum is misplaced");
   std::fill_n(text.begin() + long(digits + kChecksumStart.size()), checksum.size(), '0');
-  uint32_t crc = llvm::crc32(Bytes(textBytes, text.size()));
-  std::vector<uint8_t> piece(std::min(kPiece, size_t(*size - start)));
-  for (int64_t at = start; at < *size; at += int64_t(kPiece)) {
-    llvm::MutableArrayRef<uint8_t> part(piece.data(), std::min(kPiece, size_t(*size - at)));
-    if (llvm::Error error = opened.file_.read(at, part)) return error;
-    crc = llvm::crc32(crc, part);
-  }
-  if (checksumText(crc) != checksum) {
-    return fileError(
-        path, "is damaged: its checksum is " + checksumText(crc) + ", not " + shown(checksum));
-  }
+  opened.summed_ = std::move(text);
   return opened;
+}
+
+llvm::Error SafetensorsFile::checkSum(llvm::Expected<uint32_t> sum) const {
+  if (!sum) return sum.takeError();
+  std::string found = checksumText(*sum), expected = metadata(kChecksumKey);
+  if (found == expected) return llvm::Error::success();
+  return fileError(path(), "is damaged: its checksum is " + found + ", not " + shown(expected));
+}
+
+llvm::Expected<SafetensorsFile> SafetensorsFile::open(llvm::StringRef path) {
+  auto file = openHeader(path);
+  if (!file || file->summed_.empty()) return file;
+  auto sum = checksum(file->file_, file->dataStart_, file->dataStart_ + file->dataBytes_);
+  if (!sum) return sum.takeError();
+  uint32_t crc = llvm::crc32(
+      Bytes(reinterpret_cast<const uint8_t*>(file->summed_.data()), file->summed_.size()));
+  if (auto error = file->checkSum(joinChecksums(crc, *sum, file->dataBytes_))) return error;
+  return file;
+}
+
+llvm::Expected<SafetensorsFile> SafetensorsFile::open(llvm::StringRef path, Communicator& comm) {
+  auto file = agree(comm, openHeader(path));
+  if (!file || file->summed_.empty()) return file;
+  auto sum = checksumTogether(file->file_, file->summed_, file->dataBytes_, comm);
+  if (auto error = comm.agree(file->checkSum(std::move(sum)))) return error;
+  return file;
 }
 
 std::string SafetensorsFile::metadata(llvm::StringRef key) const {
@@ -309,7 +345,8 @@ std::string SafetensorsFile::metadata(llvm::StringRef key) const {
   return found == header_.metadata.end() ? "" : found->second;
 }
 
-llvm::Error SafetensorsFile::read(llvm::StringRef name, const Type& type, void* into) const {
+llvm::Error SafetensorsFile::read(llvm::StringRef name, const Type& type, void* into,
+                                  const Coordinates& rank) const {
   auto found = header_.tensors.find(name.str());
   if (found == header_.tensors.end()) return fileError(path(), "has no tensor '" + name + "'");
   const TensorEntry& entry = found->second;
@@ -323,70 +360,39 @@ llvm::Error SafetensorsFile::read(llvm::StringRef name, const Type& type, void* 
     return fileError(path(), "tensor '" + name + "' has dtype " + from.name + ", needed is " +
                                  infoOf(elemOf(type.elem)).name);
   }
+  Runs runs = pieceRuns(type, rank);
+  // Padding is zero.
+  if (runs.elements() != type.elements()) std::memset(into, 0, size_t(type.bytes()));
   uint8_t* to = static_cast<uint8_t*>(into);
-  int64_t start = dataStart_ + entry.begin, bytes = entry.end - entry.begin;
-  if (entry.elem == elemOf(type.elem)) return file_.read(start, {to, size_t(bytes)});
-
-  std::vector<uint8_t> piece(std::min(kPiece, size_t(bytes)));
-  for (int64_t done = 0; done < bytes; done += int64_t(kPiece)) {
-    llvm::MutableArrayRef<uint8_t> part(piece.data(), std::min(kPiece, size_t(bytes - done)));
-    if (llvm::Error error = file_.read(start + done, part)) return error;
-    for (size_t i = 0; i < part.size(); i += size_t(from.bytes), to += bytesPerElement(type.elem)) {
-      if (from.isFloat) {
-        storeFloat(type.elem, floatAt(entry.elem, &part[i]), to);
-        continue;
+  int64_t start = dataStart_ + entry.begin, width = bytesPerElement(type.elem);
+  std::vector<uint8_t> piece;
+  // Some elements of the file, by their number in the tensor, to the place of element `a`.
+  auto readRun = [&](int64_t a, int64_t b, int64_t count) -> llvm::Error {
+    if (entry.elem == elemOf(type.elem))
+      return file_.read(start + b * width, {to + a * width, size_t(count * width)});
+    for (int64_t done = 0; done < count;) {
+      int64_t some = std::min(int64_t(kPiece) / from.bytes, count - done);
+      piece.resize(size_t(some * from.bytes));
+      if (llvm::Error error = file_.read(start + (b + done) * from.bytes, piece)) return error;
+      for (int64_t i = 0; i < some; ++i) {
+        const uint8_t* at = &piece[size_t(i * from.bytes)];
+        if (from.isFloat) {
+          store(type.elem, into, a + done + i, floatAt(entry.elem, at));
+          continue;
+        }
+        int64_t value = integerAt(entry.elem, at);
+        int32_t narrow = int32_t(value);
+        if (narrow != value) {
+          return fileError(path(), "tensor '" + name + "' holds " + llvm::Twine(value) +
+                                       ", which i32 cannot hold");
+        }
+        std::memcpy(to + (a + done + i) * 4, &narrow, 4);
       }
-      int64_t value = integerAt(entry.elem, &part[i]);
-      int32_t narrow = int32_t(value);
-      if (narrow != value) {
-        return fileError(path(), "tensor '" + name + "' holds " + llvm::Twine(value) +
-                                     ", which i32 cannot hold");
-      }
-      std::memcpy(to, &narrow, 4);
+      done += some;
     }
-  }
-  return llvm::Error::success();
-}
-
-llvm::Error writeSafetensors(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
-                             std::map<std::string, std::string> metadata) {
-  metadata[kVersionKey.str()] = kVersion.str();
-  metadata[kChecksumKey.str()] = checksumText(0);
-  llvm::json::Object header;
-  llvm::json::Object metaObject;
-  for (const auto& [key, value] : metadata) metaObject[key] = llvm::json::fixUTF8(value);
-  header["__metadata__"] = std::move(metaObject);
-  int64_t end = 0;
-  for (const TensorSource& tensor : tensors) {
-    int64_t begin = end;
-    end += tensor.type.bytes();
-    header[tensor.name] = llvm::json::Object{
-        {"dtype", infoOf(elemOf(tensor.type.elem)).name},
-        {"shape", llvm::json::Array(sizesOf(tensor.type))},
-        {"data_offsets", llvm::json::Array{begin, end}},
-    };
-  }
-  std::string text;
-  llvm::raw_string_ostream(text) << llvm::json::Value(std::move(header));
-  text.resize((text.size() + 63) / 64 * 64, ' ');
-
-  auto bytesOf = [](const TensorSource& tensor) {
-    return Bytes(static_cast<const uint8_t*>(tensor.data), size_t(tensor.type.bytes()));
+    return llvm::Error::success();
   };
-  uint32_t crc = llvm::crc32(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
-  for (const TensorSource& tensor : tensors) crc = llvm::crc32(crc, bytesOf(tensor));
-  size_t digits = text.find(kChecksumStart.str()) + kChecksumStart.size();
-  text.replace(digits, 8, checksumText(crc));
-
-  llvm::Expected<ReplacingFile> file = ReplacingFile::create(path);
-  if (!file) return file.takeError();
-  uint64_t length = text.size();
-  if (auto error = file->write(Bytes(reinterpret_cast<const uint8_t*>(&length), 8))) return error;
-  if (auto error = file->write(llvm::StringRef(text))) return error;
-  for (const TensorSource& tensor : tensors) {
-    if (auto error = file->write(bytesOf(tensor))) return error;
-  }
-  return file->commit();
+  return runs.tryEach(0, runs.elements(), readRun);
 }
 
 }  // namespace planc

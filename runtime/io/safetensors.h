@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ir/type.h"
+#include "ir/grid.h"
+#include "runtime/comm.h"
 #include "runtime/io/file.h"
 
 namespace planc {
@@ -36,24 +37,33 @@ class SafetensorsFile {
  public:
   // Opens and checks everything, the checksum included.
   static llvm::Expected<SafetensorsFile> open(llvm::StringRef path);
+  // The same by all ranks at once: each sums a share of the file, and an error is one of all.
+  static llvm::Expected<SafetensorsFile> open(llvm::StringRef path, Communicator& comm);
 
   const std::string& path() const { return file_.path(); }
   const std::map<std::string, TensorEntry>& tensors() const { return header_.tensors; }
   // A value of the metadata; empty when absent.
   std::string metadata(llvm::StringRef key) const;
 
-  // Reads a tensor into memory as `elem`. It must have the type's sizes, dim by dim; element types
-  // convert where no integer is lost (integers among themselves, floats among themselves).
-  llvm::Error read(llvm::StringRef name, const Type& type, void* into) const;
+  // Reads a rank's piece of a tensor into memory, its padding as zeros. The tensor must have the
+  // whole type's sizes, dim by dim; element types convert where no integer is lost (integers among
+  // themselves, floats among themselves).
+  llvm::Error read(llvm::StringRef name, const Type& type, void* into,
+                   const Coordinates& rank = {}) const;
 
  private:
   SafetensorsFile(File file) : file_(std::move(file)) {}
+  // All but the checksum.
+  static llvm::Expected<SafetensorsFile> openHeader(llvm::StringRef path);
+  llvm::Error checkSum(llvm::Expected<uint32_t> sum) const;
+
   File file_;
   SafetensorsHeader header_;
-  int64_t dataStart_ = 0;
+  int64_t dataStart_ = 0, dataBytes_ = 0;
+  std::string summed_;  // the header as the checksum counts it; empty: the file has no checksum
 };
 
-// A tensor to write: its elements lie in memory in the order of its type.
+// A tensor to write: its elements, or a rank's piece, lie in memory in the order of its type.
 struct TensorSource {
   std::string name;
   Type type;
@@ -64,5 +74,11 @@ struct TensorSource {
 // (format version, checksum) is added.
 llvm::Error writeSafetensors(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
                              std::map<std::string, std::string> metadata = {});
+
+// The same by all ranks of a grid at once, into one file: each writes a share of its pieces, ranks
+// that hold the same ones different shares. An error on one rank is an error of all.
+llvm::Error writeSafetensorsTogether(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
+                                     std::map<std::string, std::string> metadata,
+                                     Communicator& comm, const Grid& grid);
 
 }  // namespace planc

@@ -132,7 +132,7 @@ int64_t TokenFile::widest() const {
   return (int64_t{1} << (8 * bytes_)) - 1;
 }
 
-llvm::Error TokenFile::check(int64_t seq, int64_t vocab) const {
+llvm::Error TokenFile::check(int64_t seq, int64_t vocab, int part, int parts) const {
   if (size_ < seq + 1) {
     return fileError(path(), "has " + llvm::Twine(size_) + " tokens; a sequence of " +
                                  llvm::Twine(seq) + " and its targets need at least " +
@@ -140,12 +140,13 @@ llvm::Error TokenFile::check(int64_t seq, int64_t vocab) const {
   }
   if (widest() < vocab) return llvm::Error::success();
   std::vector<uint8_t> piece(kPiece);
-  for (int64_t first = 0; first < size_; first += int64_t(kPiece / bytes_)) {
-    size_t count = size_t(std::min(size_ - first, int64_t(kPiece / bytes_)));
-    llvm::MutableArrayRef<uint8_t> part(piece.data(), count * bytes_);
-    if (llvm::Error error = file_.read(start_ + first * int64_t(bytes_), part)) return error;
+  int64_t end = part + 1 == parts ? size_ : size_ / parts * (part + 1);
+  for (int64_t first = size_ / parts * part; first < end; first += int64_t(kPiece / bytes_)) {
+    size_t count = size_t(std::min(end - first, int64_t(kPiece / bytes_)));
+    llvm::MutableArrayRef<uint8_t> raw(piece.data(), count * bytes_);
+    if (llvm::Error error = file_.read(start_ + first * int64_t(bytes_), raw)) return error;
     for (size_t i = 0; i < count; ++i) {
-      int64_t token = tokenAt(&part[i * bytes_], bytes_, signed_);
+      int64_t token = tokenAt(&raw[i * bytes_], bytes_, signed_);
       if (token >= 0 && token < vocab) continue;
       return fileError(path(), "token " + llvm::Twine(token) + " at position " +
                                    llvm::Twine(first + int64_t(i)) +

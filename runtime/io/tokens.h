@@ -22,9 +22,9 @@ class TokenFile {
   // Reads tokens from `start` on; start + into.size() must be <= size().
   llvm::Error read(int64_t start, llvm::MutableArrayRef<int32_t> into) const;
 
-  // That windows of seq + 1 tokens fit, and that every token lies in 0 ... vocab - 1 (reads the
-  // whole file where its format could hold others). Call once before training.
-  llvm::Error check(int64_t seq, int64_t vocab) const;
+  // That windows of seq + 1 tokens fit, and that every token of the part `part` of `parts` lies in
+  // 0 ... vocab - 1 (reads it where its format could hold others). Call once before training.
+  llvm::Error check(int64_t seq, int64_t vocab, int part = 0, int parts = 1) const;
 
   // The window of a sample: the same whatever the batch size, the order and the number of ranks.
   // window.size() is seq + 1: inputs are the first seq tokens, targets the last seq.

@@ -1,5 +1,5 @@
-// Trace events, buffered: a bar costs a string append between two ops. A write error waits for
-// close. Tested by tests/unit/io_test.cpp.
+// Trace events, kept in memory: a bar costs a string append between two ops. Rows of several
+// processes meet on the system's clock. Tested by tests/unit/io_test.cpp.
 #include "runtime/io/trace.h"
 
 #include "llvm/Support/FormatVariadic.h"
@@ -8,8 +8,6 @@
 
 namespace planc {
 namespace {
-
-constexpr size_t kBuffer = size_t{1} << 18;
 
 std::string quoted(llvm::StringRef text) {
   std::string out;
@@ -24,45 +22,52 @@ double microseconds(Trace::Time::duration duration) {
 
 }  // namespace
 
-llvm::Expected<Trace> Trace::open(llvm::StringRef path) {
-  llvm::Expected<File> file = File::openWrite(path);
-  if (!file) return file.takeError();
-  return Trace(std::move(*file));
+int64_t Trace::sharedNow() {
+  auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
 }
 
+Trace::Trace(int row, int64_t zero)
+    : row_(row), begin_(now() - std::chrono::microseconds(sharedNow() - zero)) {}
+
 void Trace::add(llvm::StringRef name, llvm::StringRef category, llvm::StringRef detail, Time start,
-                Time end, int row) {
+                Time end) {
   std::string times = llvm::formatv("\"ts\":{0:f3},\"dur\":{1:f3}", microseconds(start - begin_),
                                     microseconds(end - start));
   event("{\"name\":" + quoted(name) + ",\"cat\":" + quoted(category) + ",\"ph\":\"X\"," + times +
-        ",\"pid\":0,\"tid\":" + std::to_string(row) + ",\"args\":{\"detail\":" + quoted(detail) +
+        ",\"pid\":0,\"tid\":" + std::to_string(row_) + ",\"args\":{\"detail\":" + quoted(detail) +
         "}}");
 }
 
-void Trace::nameRow(int row, llvm::StringRef title) {
-  event("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":" + std::to_string(row) +
+void Trace::nameRow(llvm::StringRef title) {
+  event("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":" + std::to_string(row_) +
         ",\"args\":{\"name\":" + quoted(title) + "}}");
 }
 
 void Trace::event(llvm::StringRef text) {
-  buffer_ += first_ ? "{\"traceEvents\":[\n" : ",\n";
-  buffer_ += text.str();
-  first_ = false;
-  if (buffer_.size() < kBuffer) return;
-  if (llvm::Error error = file_.write(llvm::StringRef(buffer_))) {
-    std::string what = llvm::toString(std::move(error));
-    if (failure_.empty()) failure_ = what;
-  }
-  buffer_.clear();
+  events_ += events_.empty() ? "" : ",\n";
+  events_ += text;
 }
 
-llvm::Error Trace::close() {
-  buffer_ += first_ ? "{\"traceEvents\":[" : "";
-  buffer_ += "\n],\"displayTimeUnit\":\"ms\"}\n";
-  if (!failure_.empty()) {
-    return llvm::createStringError(llvm::inconvertibleErrorCode(), failure_.c_str());
+llvm::Expected<TraceFile> TraceFile::open(llvm::StringRef path) {
+  llvm::Expected<File> file = File::openWrite(path);
+  if (!file) return file.takeError();
+  return TraceFile(std::move(*file));
+}
+
+llvm::Error TraceFile::write(llvm::ArrayRef<std::string> rows) {
+  llvm::StringRef between = "{\"traceEvents\":[\n";
+  for (const std::string& row : rows) {
+    if (row.empty()) continue;
+    if (llvm::Error error = file_.write(between)) return error;
+    if (llvm::Error error = file_.write(llvm::StringRef(row))) return error;
+    between = ",\n";
   }
-  if (llvm::Error error = file_.write(llvm::StringRef(buffer_))) return error;
+  // Without any event the list is still to be opened.
+  if (between != ",\n")
+    if (llvm::Error error = file_.write(between)) return error;
+  if (llvm::Error error = file_.write(llvm::StringRef("\n],\"displayTimeUnit\":\"ms\"}\n")))
+    return error;
   return file_.close();
 }
 

@@ -19,7 +19,7 @@ double runText(const std::string& text, const std::map<std::string, std::vector<
     memcpy((*made)->data(*module->findVar(name)), values.data(), values.size() * 4);
   for (const auto& [name, values] : floats)
     memcpy((*made)->data(*module->findVar(name)), values.data(), values.size() * 4);
-  for (const Call& call : module->schedule) (*made)->run(call, 0, 1);
+  for (const Call& call : module->schedule) llvm::cantFail((*made)->run(call, 0, 1));
   return *reinterpret_cast<const float*>((*made)->data(*module->findVar(result)));
 }
 
@@ -79,7 +79,7 @@ plan p of m {}
   auto made = Interpreter::create(*module, *device);
   ASSERT_TRUE(bool(made));
   for (const Call& call : module->schedule)
-    if (call.function != "update") (*made)->run(call, 0, 1);
+    if (call.function != "update") llvm::cantFail((*made)->run(call, 0, 1));
   float loss = *reinterpret_cast<const float*>((*made)->data(*module->findVar("loss")));
   EXPECT_NEAR(loss, 2.833213, 1e-6);
 }

@@ -42,7 +42,7 @@ Outcome onDevice(const Module& program, int threads, int64_t steps) {
         for (int64_t i = 0; i < var->type.elements(); ++i) ints[i] = tokenAt(*var, size_t(i), step);
       if (var->kind == VarKind::Step) ints[0] = int32_t(step);
     }
-    for (const Call& call : program.schedule) interpreter.run(call, seed, step);
+    for (const Call& call : program.schedule) llvm::cantFail(interpreter.run(call, seed, step));
   }
   Outcome run;
   for (const auto& var : program.vars) {

@@ -83,7 +83,7 @@ TEST(Frontend, Limits) {
     Diagnostics diags;
     readPlanText("limit.plan", limit.text, diags);
     ASSERT_EQ(diags.errors(), 1u) << limit.name << '\n' << messagesOf(diags).substr(0, 2000);
-    const Message& message = diags.messages().front();
+    const Diagnostic& message = diags.messages().front();
     EXPECT_EQ(name(message.id), name(limit.id)) << limit.name;
     EXPECT_EQ(message.loc.line, limit.line) << limit.name;
     uint32_t column = limit.column == 0 ? message.loc.column : limit.column;

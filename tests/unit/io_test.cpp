@@ -278,15 +278,16 @@ TEST(StepLog, WritesOneJsonLineAStep) {
 TEST(Trace, IsJsonThatPerfettoReads) {
   TemporaryFolder folder;
   for (int bars : {0, 1, 5000}) {
-    auto trace = Trace::open(folder.file("t.json"));
-    ASSERT_OK(trace);
+    auto file = TraceFile::open(folder.file("t.json"));
+    ASSERT_OK(file);
+    Trace trace;
     auto start = Trace::now();
     for (int i = 0; i < bars; ++i) {
-      trace->add("einsum \"q\"\n\xff", "einsum", "%q = \\", start,
+      trace.add("einsum \"q\"\n\xff", "einsum", "%q = \\", start,
                  start + std::chrono::microseconds(3));
     }
-    if (bars > 0) trace->nameRow(0, "rank 0");
-    ASSERT_DONE(trace->close());
+    if (bars > 0) trace.nameRow("rank 0");
+    ASSERT_DONE(file->write({trace.events()}));
     auto json = llvm::json::parse(contents(folder.file("t.json")));
     ASSERT_OK(json);
     const llvm::json::Array* events = json->getAsObject()->getArray("traceEvents");

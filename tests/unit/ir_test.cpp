@@ -80,7 +80,7 @@ TEST(IrText, ErrorsHavePlaces) {
     Diagnostics diags;
     EXPECT_FALSE(parseModule(diags.addFile("t.ir", c.text), diags)) << c.text;
     ASSERT_FALSE(diags.messages().empty()) << c.text;
-    const Message& message = diags.messages().front();
+    const Diagnostic& message = diags.messages().front();
     EXPECT_EQ(message.loc.line, c.line) << c.text;
     EXPECT_EQ(message.loc.column, c.column) << c.text;
     EXPECT_NE(message.text.find(c.message), std::string::npos) << message.text;

@@ -435,7 +435,7 @@ TEST(Lower, Limits) {
     auto files = readPlanText("test.plan", text, diags);
     EXPECT_FALSE(compilePlan(files, {}, diags));
     EXPECT_TRUE(std::any_of(diags.messages().begin(), diags.messages().end(),
-                            [id = id](const Message& m) { return m.id == id; }))
+                            [id = id](const Diagnostic& m) { return m.id == id; }))
         << messages(diags);
   }
 }

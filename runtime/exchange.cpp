@@ -1,0 +1,179 @@
+// The dim that is gathered or scattered lies outermost, so the ranks' chunks are the tensor, one
+// behind the other, and nothing is copied. Two cases are staged: pieces of a padded dim, whose
+// chunks are longer together than the whole; and all-to-all, whose chunks are boxes: what a rank
+// sends to another is where its piece before meets the other's piece after. Tested by
+// tests/runtime/exchange_test.cpp.
+#include "runtime/exchange.h"
+
+#include <cassert>
+
+namespace planc {
+namespace {
+
+llvm::Error cannot(const Op& op, const llvm::Twine& what) {
+  return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                 "cannot run '" + op.info().text + "': " + what);
+}
+
+// Where two ranks' pieces of one tensor meet, in elements of the whole: for each dim the first and
+// how many.
+struct Box {
+  llvm::SmallVector<std::pair<int64_t, int64_t>, 4> dims;
+
+  Box(const Type& a, const Coordinates& atA, const Type& b, const Coordinates& atB) {
+    for (const Dim& dim : a.dims) {
+      const Dim& other = b.dims[size_t(b.find(dim.name))];
+      int64_t begin = std::max(atA.offset(dim), atB.offset(other));
+      int64_t end =
+          std::min(atA.offset(dim) + atA.valid(dim), atB.offset(other) + atB.valid(other));
+      dims.push_back({begin, std::max<int64_t>(end - begin, 0)});
+    }
+  }
+
+  // The box inside a rank's piece (a) and packed (b), from element `at` of a buffer on.
+  Runs runs(const Type& piece, const Coordinates& rank, int64_t at) const {
+    llvm::SmallVector<Runs::Dim, 4> list;
+    Run first{0, at};
+    int64_t strideA = 1, strideB = 1;
+    for (size_t i = dims.size(); i-- > 0;) {
+      auto [begin, count] = dims[i];
+      list.insert(list.begin(), {count, strideA, strideB});
+      first.a += (begin - rank.offset(piece.dims[i])) * strideA;
+      strideA *= piece.dims[i].size;
+      strideB *= count;
+    }
+    return Runs(list, first);
+  }
+};
+
+}  // namespace
+
+llvm::Expected<std::unique_ptr<Exchange>> Exchange::create(const Op& op, const Grid& grid,
+                                                           Communicator& comm, GroupOf groupOf,
+                                                           Device& device, Site site) {
+  Axes axes;
+  for (const std::string& name : op.attrs.words("axes")) {
+    auto axis = llvm::find_if(grid.axes, [&](const GridAxis& a) { return a.name == name; });
+    if (axis == grid.axes.end()) return cannot(op, "the grid has no axis '" + name + "'");
+    axes.push_back({axis->name, axis->size});
+  }
+  Group& group = groupOf(Coordinates(grid, comm.rank()).group(axes));
+  std::unique_ptr<Exchange> made(new Exchange(comm, group, device, std::move(site)));
+  if (llvm::Error error = made->prepare(op, grid)) return error;
+  return made;
+}
+
+llvm::Error Exchange::prepare(const Op& op, const Grid& grid) {
+  std::string reduce = op.attrs.word("reduce");
+  if (!reduce.empty() && reduce != "sum" && reduce != "max")
+    return cannot(op, "there is no reduction '" + reduce + "'");
+  parts_.resize(op.operands().size());
+  for (unsigned i = 0; i < op.operands().size(); ++i) {
+    const Type &from = op.operand(i)->type, &to = op.result(i)->type;
+    Part& part = parts_[i];
+    Message& message = part.message;
+    message.elem = from.elem;
+    message.reduction = reduce == "max" ? Reduction::Max : Reduction::Sum;
+    // The side of n chunks, where there is one.
+    const Type* chunks = nullptr;
+    switch (op.kind) {
+      case OpKind::AllReduce:
+        message.kind = Collective::AllReduce;
+        message.count = from.elements();
+        break;
+      case OpKind::ReduceScatter:
+        message.kind = Collective::ReduceScatter;
+        message.count = to.elements();
+        chunks = &from;
+        break;
+      case OpKind::AllGather:
+        message.kind = Collective::AllGather;
+        message.count = from.elements();
+        chunks = &to;
+        break;
+      case OpKind::AllToAll:
+        if (!from.grouping().empty()) return cannot(op, "its rows are packed");
+        message.kind = Collective::AllToAll;
+        stageBoxes(part, from, to, grid);
+        break;
+      default:
+        return cannot(op, "it is no op between ranks");
+    }
+    if (chunks == nullptr || chunks->elements() == message.count * group_.size()) continue;
+    // Of a dim that stays split, another rank would hold some of the elements.
+    if (chunks->elements() > message.count * group_.size() ||
+        llvm::any_of(chunks->dims, [](const Dim& dim) { return dim.isPadded(); }))
+      return cannot(op, chunks->str() + " has no " + llvm::Twine(group_.size()) + " equal pieces");
+    stageWhole(part, *chunks, chunks == &from);
+  }
+  return llvm::Error::success();
+}
+
+// Padded: the chunks are the whole tensor and zeros behind it.
+void Exchange::stageWhole(Part& part, const Type& whole, bool isSent) {
+  int64_t elements = whole.elements();
+  std::vector<std::byte>& buffer = isSent ? part.sent : part.received;
+  buffer.assign(size_t(part.message.count * group_.size() * bytesPerElement(whole.elem)), {});
+  (isSent ? part.pack : part.unpack).emplace_back(Runs::Dim{elements, 1, 1}, Run{0, 0});
+}
+
+void Exchange::stageBoxes(Part& part, const Type& from, const Type& to, const Grid& grid) {
+  Coordinates here(grid, comm_.rank());
+  int64_t sent = 0, received = 0;
+  for (int rank : group_.members()) {
+    Coordinates there(grid, rank);
+    part.pack.push_back(Box(from, here, to, there).runs(from, here, sent));
+    part.unpack.push_back(Box(to, here, from, there).runs(to, here, received));
+    part.sendCounts.push_back(part.pack.back().elements());
+    part.recvCounts.push_back(part.unpack.back().elements());
+    sent += part.sendCounts.back();
+    received += part.recvCounts.back();
+  }
+  int64_t width = bytesPerElement(from.elem);
+  part.sent.assign(size_t(sent * width), {});
+  part.received.assign(size_t(received * width), {});
+  if (received != to.elements()) part.clear = to.bytes();
+}
+
+void Exchange::move(const Part& part, const std::vector<Runs>& boxes, std::byte* tensor,
+                    std::byte* buffer, bool packs) {
+  int64_t width = bytesPerElement(part.message.elem);
+  for (const Runs& runs : boxes)
+    runs.forEach(0, runs.elements(), [&](int64_t a, int64_t b, int64_t count) {
+      std::byte *inTensor = tensor + a * width, *inBuffer = buffer + b * width;
+      if (packs) device_.copy(inBuffer, inTensor, count * width);
+      else device_.copy(inTensor, inBuffer, count * width);
+    });
+}
+
+void Exchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results,
+                     Flight& flight) {
+  flight = {this, {}, llvm::SmallVector<void*, 2>(results.begin(), results.end())};
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    bool isStaged = !part.pack.empty() || !part.unpack.empty();
+    assert(!(isStaged && isUnderWay_) && "its buffers hold one message at a time");
+    isUnderWay_ |= isStaged;
+    move(part, part.pack, static_cast<std::byte*>(operands[i]), part.sent.data(), true);
+    Message message = part.message;
+    message.send = part.pack.empty() ? operands[i] : part.sent.data();
+    message.recv = part.unpack.empty() ? results[i] : part.received.data();
+    message.sendCounts = part.sendCounts;
+    message.recvCounts = part.recvCounts;
+    flight.tickets.push_back(comm_.start(group_, message, site_));
+  }
+}
+
+llvm::Error Exchange::finish(Flight& flight) {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (llvm::Error error = comm_.wait(flight.tickets[i])) return error;
+    Part& part = parts_[i];
+    if (part.clear > 0) device_.zero(flight.results[i], part.clear);
+    move(part, part.unpack, static_cast<std::byte*>(flight.results[i]), part.received.data(),
+         false);
+  }
+  isUnderWay_ = false;
+  return llvm::Error::success();
+}
+
+}  // namespace planc

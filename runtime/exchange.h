@@ -1,0 +1,63 @@
+// An op between ranks, prepared: which messages it is, to whom, and how its operands and results
+// become their buffers. Several operands are as many messages, started together.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ir/op.h"
+#include "runtime/comm.h"
+#include "runtime/device.h"
+#include "runtime/runs.h"
+
+namespace planc {
+
+class Exchange {
+ public:
+  // A started op: until `finish` its operands must not change, and its results hold nothing yet.
+  struct Flight {
+    Exchange* exchange = nullptr;
+    llvm::SmallVector<Ticket, 2> tickets;
+    llvm::SmallVector<void*, 2> results;
+  };
+  using GroupOf = llvm::function_ref<Group&(llvm::ArrayRef<int64_t> ranks)>;
+
+  // `groupOf` gives the group of these ranks; ranks ask for groups in the same order.
+  static llvm::Expected<std::unique_ptr<Exchange>> create(const Op& op, const Grid& grid,
+                                                          Communicator& comm, GroupOf groupOf,
+                                                          Device& device, Site site);
+
+  // Operands are not written to.
+  void start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results, Flight& flight);
+  // Waits until all messages are complete; an error means that the run is over.
+  llvm::Error finish(Flight& flight);
+
+ private:
+  // One operand's message. Where its buffers can't be the tensors themselves, it is *staged*: `pack`
+  // says what goes from the operand to the send buffer before, `unpack` from the receive buffer to
+  // the result after.
+  struct Part {
+    Message message;
+    std::vector<Runs> pack, unpack;
+    std::vector<std::byte> sent, received;
+    std::vector<int64_t> sendCounts, recvCounts;
+    int64_t clear = 0;  // bytes of the result that the unpacking does not fill completely
+  };
+
+  Exchange(Communicator& comm, Group& group, Device& device, Site site)
+      : comm_(comm), group_(group), device_(device), site_(std::move(site)) {}
+  llvm::Error prepare(const Op& op, const Grid& grid);
+  void stageWhole(Part& part, const Type& whole, bool isSent);
+  void stageBoxes(Part& part, const Type& from, const Type& to, const Grid& grid);
+  void move(const Part& part, const std::vector<Runs>& boxes, std::byte* tensor, std::byte* buffer,
+            bool packs);
+
+  Communicator& comm_;
+  Group& group_;
+  Device& device_;
+  Site site_;
+  std::vector<Part> parts_;
+  bool isUnderWay_ = false;  // staged messages only: their buffers are taken
+};
+
+}  // namespace planc

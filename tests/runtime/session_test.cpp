@@ -1,0 +1,161 @@
+// A rank's inputs are its piece of the samples that one rank would have; whole tensors come together
+// from pieces and partial sums; what ranks tell each other arrives.
+#include "runtime/session.h"
+
+#include <numeric>
+
+#include "runtime/assemble.h"
+#include "runtime/talk.h"
+#include "tests/runtime/ranks.h"
+#include "tests/unit/temporary.h"
+
+namespace planc {
+namespace {
+
+using test::dim;
+
+const Grid kGrid{{{"data", 2}, {"x", 3}}};
+
+TEST(Session, InputsArePiecesOfTheSameSamples) {
+  TemporaryFolder folder;
+  std::string bytes(500, '\0');
+  std::iota(bytes.begin(), bytes.end(), char(0));
+  std::string path = folder.write("data.txt", bytes);
+  for (bool isSeqSplit : {false, true}) {
+    Module module;
+    module.grid = kGrid;
+    module.settings.set("seed", int64_t{5});
+    for (const char* name : {"tokens", "targets"}) {
+      Variable var;
+      var.name = name;
+      var.kind = VarKind::Input;
+      var.vocab = 256;
+      if (var.name == "targets") var.follows = "tokens";
+      var.type = {Elem::I32,
+                  {dim(kGrid, "microbatch", 2), dim(kGrid, "batch", 4, {"data"}),
+                   dim(kGrid, "seq", 9, isSeqSplit ? Words{"x"} : Words{})}};
+      module.addVar(var);
+    }
+    Variable number;
+    number.name = "step";
+    number.kind = VarKind::Step;
+    number.type = {Elem::I32, {}};
+    module.addVar(number);
+    test::place(module);
+    test::onGoodRanks(6, [&](Communicator& comm) -> llvm::Error {
+      Coordinates rank(kGrid, comm.rank());
+      auto data = TokenFile::open(path);
+      auto device = makeCpuDevice(1, rank);
+      auto session = Session::create(module, *device, comm);
+      if (!data || !session) return joinErrors(data.takeError(), session.takeError());
+      EXPECT_EQ((*session)->tokensPerStep(), 2 * 4 * 9);
+      EXPECT_EQ((*session)->positions(), 9);
+      for (int64_t step = 0; step < 3; ++step) {
+        auto record = (*session)->step(*data);
+        if (!record) return record.takeError();
+        EXPECT_EQ(record->step, step + 1);
+        for (const char* name : {"tokens", "targets"}) {
+          const Variable& var = *module.findVar(name);
+          test::expectPiece(
+              var.type, rank, (*session)->interpreter().data(var),
+              [&](int64_t e) {
+                int64_t start = windowOffset(5, uint64_t(step * 8 + e / 9), 500, 9);
+                return double((start + e % 9 + !var.follows.empty()) % 256);
+              },
+              name);
+        }
+        EXPECT_EQ(fetch(Elem::I32, (*session)->interpreter().data(*module.findVar("step")), 0),
+                  double(step + 1));
+      }
+      return llvm::Error::success();
+    });
+  }
+}
+
+TEST(Session, AssemblesPiecesAndPartialSums) {
+  std::vector<Type> types = {
+      {Elem::F32, {}},
+      {Elem::F32, {dim(kGrid, "a", 6, {"data", "x"}), dim(kGrid, "b", 2)}},
+      {Elem::BF16, {dim(kGrid, "b", 2), dim(kGrid, "a", 7, {"x"})}},
+      {Elem::F64, {dim(kGrid, "a", 4, {"data"})}, test::axes(kGrid, {"x"})},
+      {Elem::I32, {dim(kGrid, "a", 4)}, test::axes(kGrid, {"data", "x"})},
+      {Elem::F32, {dim(kGrid, "a", 4)}, test::axes(kGrid, {"data"})},
+  };
+  for (const Type& type : types) {
+    test::onGoodRanks(6, [&](Communicator& comm) -> llvm::Error {
+      Coordinates rank(kGrid, comm.rank());
+      std::vector<std::byte> piece(size_t(type.bytes()));
+      test::fill(type, rank, piece.data(),
+                 [&](int64_t e) { return double(e + 1) * double(rank.index(type.partial) + 1); });
+      auto whole = assemble(comm, kGrid, type, piece.data());
+      if (!whole) return whole.takeError();
+      EXPECT_EQ(whole->empty(), comm.rank() != 0);
+      int64_t n = ranksOver(type.partial);
+      if (comm.rank() == 0)
+        test::expectPiece(
+            type.whole(), {}, whole->data(),
+            [&](int64_t e) { return double(e + 1) * double(n * (n + 1) / 2); }, "whole");
+      return llvm::Error::success();
+    });
+  }
+}
+
+TEST(Session, RanksTalk) {
+  test::onGoodRanks(5, [](Communicator& comm) -> llvm::Error {
+    auto numbers = gather(comm, (int64_t{1} << 40) * comm.rank());
+    auto word = fromFirst(comm, comm.rank() == 0 ? "hello" : "");
+    auto texts = toFirst(comm, std::string(size_t(comm.rank()), 'x'));
+    auto none = any(comm, false), one = any(comm, comm.rank() == 3);
+    auto bad = agree(comm, comm.rank() == 1 ? llvm::Expected<int>(fileError("a", "b")) : 7);
+    EXPECT_EQ(text(std::move(bad)), "rank 1: 'a': b");
+    for (bool failed : {!numbers, !word, !texts, !none, !one}) EXPECT_FALSE(failed);
+    EXPECT_EQ((*numbers)[4], int64_t{4} << 40);
+    EXPECT_EQ(*word, "hello");
+    EXPECT_EQ(*none, false);
+    EXPECT_EQ(*one, true);
+    if (comm.rank() == 0)
+      EXPECT_EQ(*texts, (std::vector<std::string>{"", "x", "xx", "xxx", "xxxx"}));
+    else EXPECT_TRUE(texts->empty());
+    return llvm::Error::success();
+  });
+}
+
+TEST(Session, OneRankThatCannotReadEndsAll) {
+  // Data that grew short after it was opened, on one rank.
+  TemporaryFolder folder;
+  Module module;
+  module.grid = kGrid;
+  Variable var;
+  var.name = "tokens";
+  var.kind = VarKind::Input;
+  var.vocab = 256;
+  var.type = {Elem::I32, {dim(kGrid, "batch", 2, {"data"}), dim(kGrid, "seq", 9)}};
+  module.addVar(var);
+  test::place(module);
+  std::string good = folder.write("good", std::string(100, 'a'));
+  std::string cut = folder.write("cut", std::string(100, 'a'));
+  auto team = makeThreadTeam(6, std::chrono::seconds(10));
+  std::vector<std::string> errors(6);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 6; ++r)
+    threads.emplace_back([&, r] {
+      auto comm = team->communicator(r);
+      auto run = [&]() -> llvm::Error {
+        auto device = makeCpuDevice(1, Coordinates(kGrid, r));
+        auto session = Session::create(module, *device, *comm);
+        if (!session) return session.takeError();
+        auto data = TokenFile::open(r == 4 ? cut : good);
+        if (!data) return data.takeError();
+        if (r == 4) std::filesystem::resize_file(cut, 1);
+        auto record = (*session)->step(*data);
+        return record ? any(*comm, false).takeError() : record.takeError();
+      };
+      errors[size_t(r)] = llvm::toString(run());
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < 6; ++r) EXPECT_HAS(errors[size_t(r)], "ends too early");
+  EXPECT_HAS(errors[0], "rank 4");
+}
+
+}  // namespace
+}  // namespace planc

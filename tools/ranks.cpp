@@ -1,0 +1,39 @@
+// Threads that are ranks. An error that all ranks share is rank 0's too; one that a rank tells the
+// others ends up in the team's failure. Tested by tests/tools/ranks.test.
+#include "tools/ranks.h"
+
+#include <thread>
+#include <vector>
+
+namespace planc {
+
+Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds timeout,
+                llvm::function_ref<llvm::Error(Communicator&)> body) {
+  std::unique_ptr<ThreadTeam> team = makeThreadTeam(int(ranks), timeout);
+  std::vector<std::string> errors{size_t(ranks)};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < int(ranks); ++rank)
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<Communicator> comm = team->communicator(rank);
+      errors[size_t(rank)] = llvm::toString(body(*comm));
+    });
+  bool haveEnded = team->waitForEnd();
+  std::string failure = team->failure();
+  if (haveEnded)
+    for (std::thread& thread : threads) thread.join();
+  if (!failure.empty()) {
+    fail(tool, failure);
+    llvm::errs() << team->table();
+  }
+  if (!haveEnded) {
+    llvm::outs().flush();
+    llvm::errs().flush();
+    std::_Exit(kNo);
+  }
+  for (size_t rank = 0; rank < errors.size() && failure.empty(); ++rank)
+    if (!errors[rank].empty())
+      return fail(tool, (rank > 0 ? "rank " + llvm::Twine(rank) + ": " : "") + errors[rank]);
+  return failure.empty() ? kYes : kNo;
+}
+
+}  // namespace planc
