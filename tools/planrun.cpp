@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ir/planx.h"
+#include "ir/protocol.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/Format.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -15,6 +16,7 @@
 #include "runtime/talk.h"
 #include "tools/command.h"
 #include "tools/ranks.h"
+#include "tools/verify.h"
 
 namespace cl = llvm::cl;
 using namespace planc;
@@ -24,9 +26,25 @@ namespace {
 cl::OptionCategory category("Options");
 cl::SubCommand runCommand("run", "train a compiled plan");
 cl::SubCommand evalCommand("eval", "one step's loss, logits and gradients from given weights");
+cl::SubCommand verifyCommand("verify", "compare a plan on all its ranks with its model on one");
 
 cl::opt<std::string> input(cl::Positional, cl::Required, cl::desc("FILE.planx"), cl::cat(category),
-                           cl::sub(runCommand), cl::sub(evalCommand));
+                           cl::sub(runCommand), cl::sub(evalCommand), cl::sub(verifyCommand));
+cl::opt<long long> verifySteps("steps", cl::init(3), cl::desc("Compare that many steps (3)"),
+                               cl::value_desc("N"), cl::cat(category), cl::sub(verifyCommand));
+cl::opt<bool> json("json", cl::desc("Every comparison, as JSON"), cl::cat(category),
+                   cl::sub(verifyCommand));
+cl::opt<std::string> verifyPrecision("precision", cl::init("f64"),
+                                     cl::desc("f64 (the default), or plan: the plan's own"),
+                                     cl::value_desc("NAME"), cl::cat(category),
+                                     cl::sub(verifyCommand));
+cl::opt<double> bound("bound", cl::init(0),
+                      cl::desc("Largest difference, of a tensor's largest element (f64 1e-10, f32 "
+                               "1e-5, bf16 3e-2)"),
+                      cl::value_desc("X"), cl::cat(category), cl::sub(verifyCommand));
+cl::opt<bool> noCheck("no-check", cl::desc("Leave out the proof that the ranks' programs fit"),
+                      cl::cat(category), cl::sub(runCommand), cl::sub(evalCommand),
+                      cl::sub(verifyCommand));
 cl::opt<std::string> dataPath("data", cl::desc("Training data: text (bytes), .bin or .npy tokens"),
                               cl::value_desc("FILE"), cl::cat(category), cl::sub(runCommand));
 cl::opt<long long> steps("steps", cl::init(100), cl::desc("Train up to this step (100)"),
@@ -44,7 +62,7 @@ cl::opt<int> threads(
 cl::opt<int> timeout("timeout", cl::init(60),
                      cl::desc("End the run when a rank waits so long for others (60)"),
                      cl::value_desc("SECONDS"), cl::cat(category), cl::sub(runCommand),
-                     cl::sub(evalCommand));
+                     cl::sub(evalCommand), cl::sub(verifyCommand));
 cl::opt<std::string> logPath("log", cl::desc("Write a JSON line a step"), cl::value_desc("FILE"),
                              cl::cat(category), cl::sub(runCommand));
 cl::opt<std::string> tracePath("trace", cl::desc("Write a Chrome/Perfetto trace of the last step"),
@@ -127,6 +145,9 @@ llvm::Expected<Planx> open(llvm::StringRef path) {
   if (!bytes) return bytes.takeError();
   auto planx = readPlanx(*bytes);
   if (!planx) return failure("'" + path + "': " + llvm::toString(planx.takeError()));
+  if (!noCheck)
+    if (llvm::Error error = checkProtocol(*planx))
+      return failure("'" + path + "': " + llvm::toString(std::move(error)));
   return planx;
 }
 
@@ -302,6 +323,18 @@ Exit evaluate(Communicator* mpi) {
   });
 }
 
+Exit verify() {
+  if (verifySteps < 1 || verifySteps > 1000)
+    return fail("--steps takes a number from 1 to 1000", kUsage);
+  if (verifyPrecision != "f64" && verifyPrecision != "plan")
+    return fail("--precision takes f64 or plan", kUsage);
+  auto planx = open(input);
+  if (!planx) return fail(planx.takeError());
+  return planc::verify(kTool, input, *planx,
+                       {verifySteps, verifyPrecision == "plan", bound, json,
+                        std::chrono::seconds(timeout)});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -312,12 +345,13 @@ int main(int argc, char** argv) {
   if (!cl::ParseCommandLineOptions(argc, argv, "trains and evaluates compiled plans\n",
                                    &llvm::errs()))
     return kUsage;
-  if (!runCommand && !evalCommand)
+  if (!runCommand && !evalCommand && !verifyCommand)
     return fail("which command? 'planrun --help' lists them", kUsage);
+  if (timeout < 1) return fail("--timeout takes a number from 1", kUsage);
+  if (verifyCommand) return verify();
   if (commName != "threads" && commName != "mpi")
     return fail("there is no communicator '" + commName + "' here; there are: threads, mpi",
                 kUsage);
-  if (timeout < 1) return fail("--timeout takes a number from 1", kUsage);
   std::unique_ptr<Communicator> mpi;
   if (commName == "mpi") {
     auto made = makeMpiCommunicator(std::chrono::seconds(timeout));

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Compiles and verifies plans over pairs of options: for every two options, every pair of their values
+occurs in some plan. Usage: sweep.py PLANC PLANRUN [--sample K/N] [--only I] [--keep DIR] [--list]
+[--also-own].
+
+Each plan runs on all its ranks and its model on one (`planrun verify`, f64, 3 steps); with --also-own
+also in the plan's own precision. The plans follow from the tables below alone."""
+
+import argparse
+import itertools
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+OPTIONS = {
+    "model": ["gpt2", "llama", "moe", "own"],
+    "data": [1, 2, 3, 4, 8],
+    "tensor": [1, 2, 3, 4, 6, 8],
+    "zero": [0, 1, 2, 3],
+    "gather": [False, True],       # split seq over tensor by gather
+    "tied": [False, True],
+    "kv": [1, 2, 3, 8],            # GPT-2 has as many as heads
+    "kv_named": [False, True],     # in the split, where it divides
+    "recompute": ["none", "attend", "layer", "gather", "attend, gather"],
+    "microbatches": [1, 2, 3, 4],
+    "vocab": ["even", "odd"],
+    "optimizer": ["adamw", "sgd"],
+    "axes": ["plain", "swapped", "two"],  # order in the grid; batch over two axes
+    "rate": [0, 0.1],              # dropout
+}
+MOST_RANKS = 64
+
+
+def fits(case):
+    return case.get("data", 1) * case.get("tensor", 1) <= MOST_RANKS
+
+
+def random(n):
+    """A fixed sequence of large numbers."""
+    for _ in range(3):
+        n = (n * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        n ^= n >> 33
+    return n
+
+
+def cases():
+    """A covering array for pairs: greedy, the same every time."""
+    names = list(OPTIONS)
+    wanted = {(a, x, b, y) for a, b in itertools.combinations(names, 2)
+              for x in OPTIONS[a] for y in OPTIONS[b] if fits({a: x, b: y})}
+    pairs = sorted(wanted, key=str)
+    made, number = [], 0
+    while wanted or len(made) < 200:
+        case, number = {}, number + 1
+        if wanted:
+            a, x, b, y = next(p for p in pairs if p in wanted)
+            case = {a: x, b: y}
+        for i, name in enumerate(names):
+            if name in case:
+                continue
+            best = None
+            values = OPTIONS[name]
+            chance = random(number * 64 + i)  # among equally good values
+            for k in range(len(values)):
+                value = values[(k + chance) % len(values)]
+                trial = dict(case, **{name: value})
+                if not fits(trial):
+                    continue
+                gain = sum(1 for other, v in case.items()
+                           if (other, v, name, value) in wanted or (name, value, other, v) in wanted)
+                if best is None or gain > best[0]:
+                    best = (gain, value)
+            case[name] = best[1]
+        for a, b in itertools.combinations(names, 2):
+            wanted.discard((a, case[a], b, case[b]))
+        made.append(case)
+    return made
+
+
+def lcm(*numbers):
+    result = 1
+    for n in numbers:
+        result = result * n // math.gcd(result, n)
+    return result
+
+
+def plan(case):
+    data, tensor, kv = case["data"], case["tensor"], case["kv"]
+    if case["model"] == "gpt2":
+        kv = 0
+    heads = lcm(tensor, kv or 1, 2)
+    vocab = 8 * tensor if case["vocab"] == "even" else 8 * tensor + 5
+    seq = tensor * (3 if tensor > 2 else 6)
+    model, width = heads * 4, 4
+    sizes = dict(batch=2 * data, seq=seq, vocab=vocab, model=model, head=heads, kv=kv or heads,
+                 width=width, ffn=tensor * 6, expert=4)
+    rate = case["rate"]
+    head = "table" if case["tied"] else "output"
+    weight = "" if case["tied"] else "  weight output [vocab, model] init normal(0.1)\n"
+    common = f"""  dim batch = {sizes['batch']}, seq = {seq}, vocab = {vocab}
+  dim model = {model}, head = {heads}, width = {width}, ffn = {sizes['ffn']}
+  dim kv = {sizes['kv']}
+  input tokens[batch, seq]  : token(vocab)
+  input targets[batch, seq] : token(vocab)
+  weight table [vocab, model] init normal(0.1)
+{weight}"""
+    if case["model"] == "gpt2":
+        body = common + f"""  weight positions [seq, model] init normal(0.1)
+  x[batch, seq, model] = dropout(table[tokens] + positions, {rate})
+  repeat layer = 2 {{
+    x = x + attention(layernorm(x), bias = true, rotary = false, rate = {rate})
+    x = x + gelu_mlp(layernorm(x), rate = {rate})
+  }}
+  logits[batch, seq, vocab] = layernorm(x) @ {head}
+  loss cross_entropy(logits, targets)
+"""
+    elif case["model"] == "llama":
+        body = common + f"""  x[batch, seq, model] = table[tokens]
+  repeat layer = 2 {{
+    x = x + attention(norm(x), rate = {rate})
+    x = x + mlp(norm(x), rate = {rate})
+  }}
+  logits[batch, seq, vocab] = norm(x) @ {head}
+  loss cross_entropy(logits, targets)
+"""
+    elif case["model"] == "moe":
+        body = common.replace("dim kv", f"dim expert = 4, kv") + f"""  x[batch, seq, model] = dropout(table[tokens], {rate})
+  repeat layer = 2 {{
+    x = x + attention(norm(x))
+    x = x + moe(norm(x), top = 2, balance = 0.05)
+  }}
+  logits[batch, seq, vocab] = norm(x) @ {head}
+  loss cross_entropy(logits, targets)
+"""
+    else:
+        # A module of the user's: heads mixed by a weight, a gate from the mean over the sequence, a
+        # second loss.
+        body = common + f"""  weight mix [head, width, ffn] init normal(0.2)
+  weight back [ffn, model] init normal(0.2)
+  weight gate [model] init const(0.5)
+  x[batch, seq, model] = table[tokens]
+  repeat layer = 2 {{
+    n[batch, seq, model] = norm(x)
+    x = x + attention(n)
+    m[batch, model] = mean(n, over = seq)
+    h[batch, seq, head, width] = project(n)
+    f[batch, seq, ffn] = relu(h @ mix)
+    y[batch, seq, model] = f @ back
+    x = x + dropout(y, {rate}) * sigmoid(m * gate)
+  }}
+  logits[batch, seq, vocab] = norm(x) @ {head}
+  loss cross_entropy(logits, targets)
+  loss 0.01 * mean(square(x))
+"""
+    grid = [("data", data), ("tensor", tensor)]
+    batch_axes = "data"
+    if case["axes"] == "swapped":
+        grid.reverse()
+    if case["axes"] == "two" and data % 2 == 0:
+        grid = [("outer", data // 2), ("tensor", tensor), ("inner", 2)]
+        batch_axes = "outer, inner"
+    split = ["head", "ffn", "vocab"]
+    if case["kv_named"] and sizes["kv"] % tensor == 0:
+        split.insert(1, "kv")
+    lines = ["  grid " + ", ".join(f"{a} {n}" for a, n in grid), f"  split batch over {batch_axes}",
+             f"  split {', '.join(split)} over tensor"]
+    if case["gather"]:
+        lines.append("  split seq over tensor by gather")
+    if case["zero"]:
+        what = ["", "optimizer", "gradients", "weights"][case["zero"]]
+        lines.append(f"  shard {what} over {batch_axes}")
+    lines.append(f"  microbatches {case['microbatches']}")
+    if case["recompute"] != "none":
+        lines.append(f"  recompute {case['recompute']}")
+    if case["optimizer"] == "adamw":
+        lines.append("  optimizer adamw { lr 1e-3, warmup 2, clip 0.5, eps 1e-6 }")
+    else:
+        lines.append("  optimizer sgd { lr 0.05, momentum 0.9, clip 1.0 }")
+    module = """
+module project(x[batch, seq, model]) {
+  weight w [model, head, width] init normal(0.2)
+  return y[batch, seq, head, width] = x @ w
+}
+"""
+    return ('import "std/transformer.plan"\n' + module + "\nmodel m {\n" + body + "}\n\nplan p of m {\n" +
+            "\n".join(lines) + "\n}\n")
+
+
+def run(command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("planc")
+    parser.add_argument("planrun")
+    parser.add_argument("--sample", default="0/1", help="K/N: cases K, K+N, ...")
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--keep")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--also-own", action="store_true")
+    arguments = parser.parse_args()
+    first, step = (int(n) for n in arguments.sample.split("/"))
+    failed = done = 0
+    all_cases = cases()
+    for number, case in enumerate(all_cases):
+        if (number - first) % step if arguments.only is None else number != arguments.only:
+            continue
+        text = ", ".join(f"{k} {v}" for k, v in case.items())
+        if arguments.list:
+            print(f"{number}: {text}")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            folder = arguments.keep or folder
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, f"case{number}.plan")
+            with open(path, "w") as file:
+                file.write(plan(case))
+            program = path + "x"
+            code, output = run([arguments.planc, "compile", path, "-o", program])
+            if code == 0:
+                code, output = run([arguments.planrun, "verify", program])
+            if code == 0 and arguments.also_own:
+                code, output = run([arguments.planrun, "verify", program, "--precision", "plan"])
+        done += 1
+        if code != 0:
+            failed += 1
+            print(f"case {number} FAILED ({code}): {text}\n{output}", flush=True)
+    if not arguments.list:
+        print(f"{done} of {len(all_cases)} plans verified, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

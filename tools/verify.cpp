@@ -1,0 +1,157 @@
+// Makes the one-rank program of the model, widens both to f64 unless told otherwise, runs and reports.
+// Where something differs it runs again with saved activations, to find where it begins. Tested by
+// tests/tools/verify.test.
+#include "tools/verify.h"
+
+#include "llvm/Support/Format.h"
+#include "llvm/Support/JSON.h"
+#include "passes/pass_manager.h"
+#include "passes/widen.h"
+#include "runtime/verify.h"
+#include "tools/ranks.h"
+
+namespace planc {
+namespace {
+
+// The plan's model as a program for one rank.
+std::unique_ptr<Module> oneRankProgram(const Module& model, bool isWide, std::string& fault) {
+  std::unique_ptr<Module> one = cloneModule(model);
+  one->grid = {};
+  one->splits.clear();
+  one->shards.clear();
+  if (isWide) widen(*one);
+  Diagnostics diags;
+  if (runPasses(*one, {}, diags, fault) == PassResult::Ok) return one;
+  if (fault.empty()) fault = "the model does not compile for one rank";
+  return nullptr;
+}
+
+std::string ranksText(std::vector<int64_t> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += (i ? ", " : "") + std::to_string(ranks[i]);
+    if (last > i + 1) text += " to " + std::to_string(ranks[last]);
+    else if (last > i) text += ", " + std::to_string(ranks[last]);
+    i = last;
+  }
+  return text;
+}
+
+std::string place(const Module& model, Loc loc) {
+  if (!loc.known() || loc.file >= model.files.size()) return "";
+  return model.files[loc.file] + ":" + std::to_string(loc.line) + ":" + std::to_string(loc.column);
+}
+
+std::string describe(const Comparison& c) {
+  std::string text = c.kind + " '" + c.tensor + "', step " + std::to_string(c.step);
+  if (c.microbatch >= 0) text += ", microbatch " + std::to_string(c.microbatch);
+  return text;
+}
+
+void printJson(const VerifyReport& report, const Module& model, const VerifyOptions& options,
+               int64_t ranks, llvm::StringRef precision) {
+  llvm::json::OStream out(llvm::outs(), 1);
+  out.object([&] {
+    out.attribute("equal", report.first() == nullptr);
+    out.attribute("ranks", ranks);
+    out.attribute("steps", options.steps);
+    out.attribute("precision", precision);
+    out.attribute("bound", options.bound);
+    out.attributeArray("tensors", [&] {
+      for (const Comparison& c : report.comparisons)
+        out.object([&] {
+          out.attribute("tensor", c.tensor);
+          out.attribute("kind", c.kind);
+          out.attribute("step", c.step);
+          if (c.microbatch >= 0) out.attribute("microbatch", c.microbatch);
+          if (std::isfinite(c.difference)) out.attribute("difference", c.difference);
+          else out.attribute("difference", nullptr);
+          out.attribute("scale", c.scale);
+          out.attribute("equal", c.ranks.empty());
+          if (std::string at = place(model, c.loc); !at.empty()) out.attribute("place", at);
+          out.attributeArray("ranks", [&] {
+            for (int64_t rank : c.ranks) out.value(rank);
+          });
+        });
+    });
+  });
+  llvm::outs() << '\n';
+}
+
+void print(const VerifyReport& report, const Module& model, const VerifyOptions& options,
+           const Grid& grid, llvm::StringRef precision) {
+  llvm::raw_ostream& out = llvm::outs();
+  out << "grid";
+  for (const GridAxis& axis : grid.axes) out << ' ' << axis.name << ' ' << axis.size;
+  out << ": " << grid.ranks() << " ranks against one, " << options.steps << " steps in " << precision
+      << '\n';
+  std::map<std::string, std::pair<int64_t, double>> kinds;  // tensors, worst
+  std::vector<std::string> order;
+  for (const Comparison& c : report.comparisons) {
+    if (!kinds.count(c.kind)) order.push_back(c.kind);
+    auto& [count, worst] = kinds[c.kind];
+    ++count;
+    worst = std::max(worst, c.difference);
+  }
+  for (const std::string& kind : order)
+    out << llvm::format("  %5lld of kind %-10s  worst difference %.1e, allowed %.1e\n",
+                        (long long)kinds[kind].first, kind.c_str(), kinds[kind].second,
+                        options.bound);
+  const Comparison* first = report.first();
+  if (!first) {
+    const Comparison* worst = report.worst();
+    if (worst) out << "equal; the worst is " << describe(*worst) << '\n';
+    return;
+  }
+  int64_t differ = 0;
+  for (const Comparison& c : report.comparisons) differ += !c.ranks.empty();
+  out << differ << " tensors differ; in program order first:\n";
+  int shown = 0;
+  for (const Comparison& c : report.comparisons) {
+    if (c.ranks.empty() || ++shown > 8) continue;
+    std::string at = place(model, c.loc);
+    out << "  " << (at.empty() ? "" : at + ": ") << describe(c) << ": off by "
+        << llvm::format("%.3g", c.difference) << " of its largest on " << ranksText(c.ranks) << '\n';
+  }
+  if (shown > 8) out << "  ... and " << shown - 8 << " more\n";
+}
+
+}  // namespace
+
+Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, const VerifyCommand& command) {
+  bool isWide = !command.ownPrecision;
+  std::string fault;
+  std::unique_ptr<Module> one = oneRankProgram(*planx.model, isWide, fault);
+  if (!one) return fail(tool, "'" + path + "': " + fault, kFault);
+  if (isWide)
+    for (Role& role : planx.roles) widen(*role.program);
+  std::string precision = one->settings.word("precision");
+  VerifyOptions options;
+  options.steps = command.steps;
+  options.timeout = command.timeout;
+  options.bound = command.bound > 0       ? command.bound
+                  : precision == "f64"    ? 1e-10
+                  : precision == "bf16"   ? 3e-2
+                                          : 1e-5;
+  int64_t ranks = planx.grid().ranks();
+  VerifyReport report;
+  for (bool activations : {false, true}) {
+    options.activations = activations;
+    auto made = makeVerification(*one, options);
+    if (!made) return fail(tool, llvm::toString(made.takeError()));
+    Exit code = runThreads(tool, ranks, options.timeout, [&](Communicator& comm) {
+      return (*made)->run(*planx.roles[planx.roleOf(comm.rank())].program, comm);
+    });
+    if (code != kYes) return code;
+    report = (*made)->report();
+    if (!report.first()) break;
+  }
+  if (command.json) printJson(report, *one, options, ranks, precision);
+  else print(report, *one, options, planx.grid(), precision);
+  return report.first() ? kNo : kYes;
+}
+
+}  // namespace planc

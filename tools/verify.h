@@ -1,0 +1,19 @@
+// `planrun verify`: a program on all its ranks against its model on one.
+#pragma once
+
+#include "ir/planx.h"
+#include "tools/command.h"
+
+namespace planc {
+
+struct VerifyCommand {
+  int64_t steps = 3;
+  bool ownPrecision = false;  // else f64
+  double bound = 0;           // 0: by precision
+  bool json = false;
+  std::chrono::milliseconds timeout{60000};
+};
+
+Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, const VerifyCommand& command);
+
+}  // namespace planc
