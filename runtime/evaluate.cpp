@@ -70,7 +70,7 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
   std::vector<TensorSource> results;
   std::vector<std::vector<std::byte>> memory;  // of the results
   auto add = [&](const std::string& name, const Type& type, const std::byte* piece) -> llvm::Error {
-    auto whole = planc::assemble(comm_, program_.grid, type, piece);
+    auto whole = assemble(comm_, program_.grid, type, piece);
     if (!whole) return whole.takeError();
     memory.push_back(std::move(*whole));
     results.push_back({name, type.whole(), memory.back().data()});

@@ -7,14 +7,12 @@
 #include <cstring>
 #include <thread>
 
-#include "runtime/assemble.h"
 #include "runtime/elements.h"
 #include "runtime/random.h"
 #include "runtime/runs.h"
 #include "runtime/talk.h"
 
 namespace planc {
-
 namespace {
 
 // The elements [from, to) of a weight's piece.
@@ -202,10 +200,6 @@ llvm::Expected<StepRecord> Session::step(const TokenFile& data) {
   record.tokensPerSecond = double(tokensPerStep()) / seconds;
   record.seconds = seconds;
   return record;
-}
-
-llvm::Expected<std::vector<std::byte>> Session::assemble(const Variable& var) const {
-  return planc::assemble(comm_, program_.grid, var.type, interpreter_->data(var));
 }
 
 int64_t Session::tokensPerStep() const {

@@ -49,8 +49,6 @@ class Session {
   // Together: one step's losses and gradients from the weights and inputs of a file, without an
   // update; writes `loss`, the logits and `grad.NAME` for every weight, whole.
   llvm::Error evaluate(llvm::StringRef tensors, llvm::StringRef out);
-  // Together: see runtime/assemble.h.
-  llvm::Expected<std::vector<std::byte>> assemble(const Variable& var) const;
 
   // The program's inputs on all ranks together: tokens per step, positions per sample, greatest
   // vocabulary that all take.
