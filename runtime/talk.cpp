@@ -11,7 +11,7 @@ using Words = std::vector<int32_t>;
 
 Words toWords(llvm::StringRef text) {
   Words words((text.size() + 3) / 4, 0);
-  std::memcpy(words.data(), text.data(), text.size());
+  if (!text.empty()) std::memcpy(words.data(), text.data(), text.size());
   return words;
 }
 
@@ -55,8 +55,7 @@ llvm::Expected<std::string> fromFirst(Communicator& comm, std::string text) {
                   .recv = words.data(),
                   .count = int64_t(words.size())};
   if (llvm::Error error = exchange(comm, message, "from_first")) return error;
-  std::memcpy(text.data(), words.data(), text.size());
-  return text;
+  return std::string(reinterpret_cast<const char*>(words.data()), text.size());
 }
 
 llvm::Expected<std::vector<std::string>> toFirst(Communicator& comm, const std::string& text) {
