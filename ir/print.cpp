@@ -74,6 +74,7 @@ class Printer {
   llvm::DenseMap<const Value*, std::string> names_;
   llvm::StringSet<> taken_;
   llvm::StringMap<unsigned> counters_;
+  const Grid* grid_ = nullptr;
 };
 
 llvm::StringRef Printer::valueName(const Value* value) {
@@ -160,6 +161,20 @@ void Printer::op(const Op& op, unsigned indent) {
     comma = ", ";
   }
   loc(op.loc);
+  if (op.has(Comm) && grid_ && options_.rank >= 0) {
+    Axes axes;
+    for (const std::string& name : op.attrs.words("axes"))
+      for (const GridAxis& axis : grid_->axes)
+        if (axis.name == name) axes.push_back({axis.name, axis.size});
+    constexpr size_t kShown = 8;
+    std::vector<int64_t> group = Coordinates(*grid_, options_.rank).group(axes);
+    comma = "  // ranks ";
+    for (size_t i = 0; i < group.size() && i < kShown; ++i) {
+      out_ << comma << group[i];
+      comma = ", ";
+    }
+    if (group.size() > kShown) out_ << ", ... (" << group.size() << " in all)";
+  }
   if (op.body) {
     out_ << " body(";
     comma = "";
@@ -220,6 +235,17 @@ void Printer::grid(const Module& module) {
 }
 
 void Printer::module(const Module& module) {
+  grid_ = &module.grid;
+  if (options_.rank >= 0) {
+    Coordinates here(module.grid, options_.rank);
+    out_ << "// rank " << options_.rank << " of " << module.grid.ranks();
+    llvm::StringRef comma = ": ";
+    for (const GridAxis& axis : module.grid.axes) {
+      out_ << comma << axis.name << ' ' << here.on(axis.name);
+      comma = ", ";
+    }
+    out_ << '\n';
+  }
   out_ << "module ";
   printString(out_, module.name);
   out_ << ' ' << name(module.level) << " {\n";

@@ -13,6 +13,9 @@ namespace planc {
 
 struct PrintOptions {
   bool locations = true;  // `loc(file:line:column)` behind each op
+  // For one rank's eyes: comments that say where it stands in the grid, and behind each collective
+  // with whom it talks. -1: none.
+  int64_t rank = -1;
 };
 
 void printModule(const Module& module, llvm::raw_ostream& out, const PrintOptions& options = {});

@@ -281,6 +281,7 @@ Exit dump() {
     return fail(kTool, "there is no rank " + llvm::Twine(dumpRank) + ": the grid has ranks 0 to " +
                            llvm::Twine(ranks - 1));
   PrintOptions options;
+  options.rank = dumpRank.getNumOccurrences() > 0 && !dumpModel ? int64_t(dumpRank) : -1;
   options.locations = !noLocations;
   printModule(dumpModel ? *planx->model : *planx->roles[planx->roleOf(dumpRank)].program,
               llvm::outs(), options);
