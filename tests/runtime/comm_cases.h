@@ -34,7 +34,7 @@ T element(int rank, int64_t i, int salt) {
   double value = double(int64_t(x)) / 9.3e18;
   if (x % 512 == 0) value *= 1e6;
   if constexpr (std::is_same_v<T, Bf16>) return toBf16(float(value));
-  else if constexpr (std::is_same_v<T, int32_t>) return int32_t(int64_t(x) >> 34);
+  else if constexpr (std::is_same_v<T, int32_t>) return int32_t(int64_t(x) >> 40);
   else return T(value);
 }
 
@@ -64,7 +64,7 @@ T reduced(llvm::ArrayRef<int> members, int64_t i, int salt, Reduction reduction)
 
 class CollectiveChecks {
  public:
-  explicit CollectiveChecks(Communicator& comm) : comm_(comm) {}
+  CollectiveChecks(Communicator& comm, int64_t large) : comm_(comm), large_(large) {}
 
   std::vector<std::string> run() {
     for (Group* group : subGrids()) {
@@ -161,13 +161,11 @@ class CollectiveChecks {
 
   template <class T>
   void ofElem(Group& group) {
-    // The largest are cut in several tasks or segments; in a large group, smaller ones are too.
-    bool small = group.size() <= 4;
-    for (int64_t count : {0, 1, 7, 1000, small ? 300007 : 40009}) {
+    for (int64_t count : {int64_t(0), int64_t(1), int64_t(7), int64_t(1000), large_}) {
       allReduce<T>(group, count, Reduction::Sum);
       allReduce<T>(group, count, Reduction::Max);
     }
-    for (int64_t count : {0, 1, 7, 1000, small ? 140003 : 5003}) {
+    for (int64_t count : {int64_t(0), int64_t(1), int64_t(7), int64_t(1000), large_ / 2}) {
       reduceScatter<T>(group, count, Reduction::Sum);
       reduceScatter<T>(group, count, Reduction::Max);
       allGather<T>(group, count);
@@ -325,7 +323,7 @@ class CollectiveChecks {
       int salt = ++salt_;
       Group& of = i % 3 == 2 ? comm_.world() : group;
       started.push_back(
-          {&of, elements<float>(comm_.rank(), i % 4 == 1 ? 150001 : 17 * i, salt), salt});
+          {&of, elements<float>(comm_.rank(), i % 4 == 1 ? large_ : 17 * i, salt), salt});
     }
     for (Started& s : started) {
       float* data = s.data.data();
@@ -349,7 +347,7 @@ class CollectiveChecks {
     int n = group.size(), own = group.position(), salt = ++salt_;
     auto rank = [&](int position) { return group.members()[size_t(position)]; };
     Message message = {.kind = Collective::SendReceive, .elem = Elem::F64};
-    for (int64_t count : {0, 3, 200003}) {
+    for (int64_t count : {int64_t(0), int64_t(3), large_}) {
       std::vector<double> send = elements<double>(rank(own), count, salt),
                           recv = room<double>(count);
       message.send = send.data();
@@ -425,13 +423,15 @@ class CollectiveChecks {
   }
 
   Communicator& comm_;
+  int64_t large_;
   int salt_ = 0;
   std::vector<std::string> failures_;
 };
 
-// What goes wrong, if anything, on this rank; all ranks of the world run it together.
-inline std::vector<std::string> checkCollectives(Communicator& comm) {
-  return CollectiveChecks(comm).run();
+// What goes wrong, if anything, on this rank; all ranks of the world run it together. `large`: the
+// most elements, so many that the communicator cuts messages.
+inline std::vector<std::string> checkCollectives(Communicator& comm, int64_t large) {
+  return CollectiveChecks(comm, large).run();
 }
 
 // `agree` with the errors of some ranks; what this rank gets.

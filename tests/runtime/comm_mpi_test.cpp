@@ -36,7 +36,7 @@ llvm::Error runFailure(Communicator& comm, llvm::StringRef failure) {
 }
 
 int runChecks(Communicator& comm) {
-  std::vector<std::string> failures = checkCollectives(comm);
+  std::vector<std::string> failures = checkCollectives(comm, 300007);
   if (agreed(comm, [](int) { return ""; }) != "") failures.push_back("agree: an error of nobody");
   int last = comm.size() - 1;
   std::string text = agreed(comm, [&](int r) { return r == last ? "disk full" : ""; });
