@@ -1,5 +1,5 @@
 // The rule of sharding, checked from the types alone: it knows nothing of how `shard` chose them.
-// Tested by tests/unit/sharding_test.cpp, which breaks programs in the ways that cases.md lists.
+// Tested by tests/unit/sharding_mutants_test.cpp, which breaks programs in the ways of others.
 #include "ir/verify_sharding.h"
 
 #include "ir/sharding.h"

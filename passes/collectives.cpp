@@ -2,7 +2,7 @@
 // says. Sums come first (they shrink what follows), then what only moves between dims, then gathers,
 // then slices of what is whole. The order in memory follows: what is gathered or scattered lies
 // outermost while it is on its way, so that a message is one piece of memory. Tested by
-// tests/passes/collectives and tests/unit/sharding_test.cpp.
+// tests/passes/collectives and tests/unit/reshard_test.cpp.
 #include "llvm/ADT/STLExtras.h"
 #include "passes/dead_ops.h"
 #include "passes/passes.h"
@@ -31,8 +31,13 @@ class Resharding {
 
   void reduceScatter();
   void allReduce();
+  llvm::ArrayRef<Axis> lost(const Dim& mine) const;
+  llvm::ArrayRef<Axis> got(const Dim& wanted) const;
+  Axes moving() const;
+  void makeWay(llvm::ArrayRef<Axis> axes);
   void exchange();
-  void gather();
+  void gather(llvm::StringRef name, size_t kept);
+  void gatherRest();
   void slice();
   void oneCopy();
   void bringOutermost(llvm::StringRef dim);
@@ -115,63 +120,114 @@ void Resharding::allReduce() {
   step(OpKind::AllReduce, type, {{"axes", namesOf(axes)}});
 }
 
-// Axes that leave one dim and come to another: one message to every rank along them. What a dim loses
-// and gets must be its innermost axes, and all that it loses must go to other dims; else it is
-// gathered and cut.
-void Resharding::exchange() {
-  Axes axes;
-  Words sources, targets;
-  Type type = from();
-  for (const Dim& mine : from().dims) {
-    const Dim& wanted = to().dims[size_t(to().find(mine.name))];
-    size_t kept = common(mine.axes, wanted.axes);
-    llvm::ArrayRef<Axis> lost = llvm::ArrayRef<Axis>(mine.axes).drop_front(kept);
-    if (mine.isPadded() || lost.empty()) continue;
-    llvm::SmallVector<std::string, 2> into;
-    for (const Axis& axis : lost)
-      for (const Dim& other : to().dims)
-        if (other.name != mine.name && hasAxis(other.axes, axis.name) && !other.isPadded())
-          into.push_back(other.name);
-    if (into.size() != lost.size()) continue;
-    axes.append(lost.begin(), lost.end());
-    sources.insert(sources.end(), lost.size(), mine.name);
-    targets.insert(targets.end(), into.begin(), into.end());
-    setSplit(type, mine.name, llvm::ArrayRef<Axis>(mine.axes).take_front(kept));
-  }
-  if (axes.empty()) return;
-  // The targets get them in the order that the wanted type has.
-  for (const Dim& wanted : to().dims) {
-    Axes all = type.dims[size_t(type.find(wanted.name))].axes;
-    size_t kept = common(all, wanted.axes);
-    if (kept < all.size()) {
-      if (llvm::is_contained(targets, wanted.name)) return;
-      continue;
-    }
-    size_t got = 0, due = size_t(llvm::count(targets, wanted.name));
-    for (const Axis& axis : llvm::ArrayRef<Axis>(wanted.axes).drop_front(kept)) {
-      if (!hasAxis(axes, axis.name)) break;
-      all.push_back(axis);
-      ++got;
-    }
-    if (got != due) return;
-    setSplit(type, wanted.name, all);
-  }
-  step(OpKind::AllToAll, type, {{"axes", namesOf(axes)}, {"from", sources}, {"to", targets}});
+// The axes of a dim behind those that it keeps.
+llvm::ArrayRef<Axis> Resharding::lost(const Dim& mine) const {
+  const Dim& wanted = to().dims[size_t(to().find(mine.name))];
+  return llvm::ArrayRef<Axis>(mine.axes).drop_front(common(mine.axes, wanted.axes));
 }
 
-void Resharding::gather() {
+llvm::ArrayRef<Axis> Resharding::got(const Dim& wanted) const {
+  const Dim& mine = dim(wanted.name);
+  return llvm::ArrayRef<Axis>(wanted.axes).drop_front(common(mine.axes, wanted.axes));
+}
+
+// Axes that leave one place for another. Padding cannot be sent on.
+Axes Resharding::moving() const {
+  Axes axes;
+  for (const Dim& mine : from().dims) {
+    if (mine.isPadded()) continue;
+    for (const Axis& axis : lost(mine))
+      for (const Dim& wanted : to().dims)
+        if (!wanted.isPadded() && hasAxis(got(wanted), axis.name)) axes.push_back(axis);
+  }
+  return axes;
+}
+
+// Only the innermost axes of a dim can leave it, so what is behind them and to be gathered goes
+// first. Axes come behind those that are there, so what is cut anew in front of them is cut first.
+void Resharding::makeWay(llvm::ArrayRef<Axis> axes) {
   for (const Dim& wanted : to().dims) {
     const Dim& mine = dim(wanted.name);
-    size_t kept = common(mine.axes, wanted.axes);
-    if (kept == mine.axes.size()) continue;
-    llvm::ArrayRef<Axis> lost = llvm::ArrayRef<Axis>(mine.axes).drop_front(kept);
-    Words names = namesOf(lost);
-    Axes rest(mine.axes.begin(), mine.axes.begin() + long(kept));
-    std::string name = wanted.name;
-    bringOutermost(name);
+    size_t stay = mine.axes.size(), kept = stay - lost(mine).size();
+    while (stay > kept && !hasAxis(axes, mine.axes[stay - 1].name)) --stay;
+    if (stay > kept && stay < mine.axes.size()) gather(wanted.name, stay);
+  }
+  for (const Dim& wanted : to().dims) {
+    llvm::ArrayRef<Axis> ahead = got(wanted);
+    auto moves = [&](const Axis& axis) { return hasAxis(axes, axis.name); };
+    if (!llvm::all_of(lost(dim(wanted.name)), moves)) continue;
+    while (!ahead.empty() && !moves(ahead.back())) ahead = ahead.drop_back();
+    Axes all = dim(wanted.name).axes;
+    Words names;
+    for (const Axis& axis : ahead)
+      if (!hasAxis(from().splitAxes(), axis.name)) {
+        all.push_back(axis);
+        names.push_back(axis.name);
+      }
     Type type = from();
-    setSplit(type, name, rest);
-    step(OpKind::AllGather, type, {{"axes", names}, {"dim", Words{name}}});
+    setSplit(type, wanted.name, all);
+    if (names.empty() || type.dims[size_t(type.find(wanted.name))].isPadded()) continue;
+    step(OpKind::ShardSlice, type, {{"axes", names}, {"dim", wanted.name}});
+  }
+}
+
+// What splits the same elements elsewhere is one message to every rank along the axes that move. Those
+// that cannot leave their place, or cannot come to the other one, are left to be gathered and cut.
+void Resharding::exchange() {
+  if (moving().empty()) return;
+  makeWay(moving());
+  Axes axes = moving();
+  Type type;
+  for (size_t tried = 0; tried != axes.size();) {
+    tried = axes.size();
+    type = from();
+    Axes leaving, coming;
+    for (Dim& dim : type.dims) {
+      Axes rest = dim.axes;
+      while (!rest.empty() && hasAxis(axes, rest.back().name)) rest.pop_back();
+      leaving.append(dim.axes.begin() + long(rest.size()), dim.axes.end());
+      dim = splitDim(dim, rest);
+    }
+    for (Dim& dim : type.dims) {
+      llvm::ArrayRef<Axis> wanted = to().dims[size_t(to().find(dim.name))].axes;
+      Axes all = dim.axes;
+      if (common(all, wanted) < all.size()) continue;
+      for (const Axis& axis : wanted.drop_front(all.size())) {
+        if (!hasAxis(leaving, axis.name)) break;
+        all.push_back(axis);
+        coming.push_back(axis);
+      }
+      dim = splitDim(dim, all);
+    }
+    axes = coming;
+  }
+  if (axes.empty()) return;
+  Words names, sources, targets;
+  for (const Dim& mine : from().dims)
+    for (const Axis& axis : mine.axes)
+      for (const Dim& dim : type.dims)
+        if (hasAxis(axes, axis.name) && hasAxis(dim.axes, axis.name)) {
+          names.push_back(axis.name);
+          sources.push_back(mine.name);
+          targets.push_back(dim.name);
+        }
+  step(OpKind::AllToAll, type, {{"axes", names}, {"from", sources}, {"to", targets}});
+}
+
+// Gathers all but a dim's leading axes.
+void Resharding::gather(llvm::StringRef name, size_t kept) {
+  bringOutermost(name);
+  llvm::ArrayRef<Axis> axes = dim(name).axes;
+  Type type = from();
+  setSplit(type, name, axes.take_front(kept));
+  step(OpKind::AllGather, type,
+       {{"axes", namesOf(axes.drop_front(kept))}, {"dim", Words{name.str()}}});
+}
+
+void Resharding::gatherRest() {
+  for (const Dim& wanted : to().dims) {
+    const Dim& mine = dim(wanted.name);
+    if (!lost(mine).empty()) gather(wanted.name, mine.axes.size() - lost(mine).size());
   }
 }
 
@@ -200,7 +256,7 @@ Value* Resharding::run() {
   reduceScatter();
   allReduce();
   exchange();
-  gather();
+  gatherRest();
   slice();
   oneCopy();
   restoreOrder();
