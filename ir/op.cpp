@@ -36,6 +36,10 @@ DimRole dimRole(const Op& op, llvm::StringRef dim) {
   if (op.kind == OpKind::Concat)
     for (const std::string& part : op.attrs.words("parts"))
       if (part == dim) return DimRole::Special;
+  // The values' own dims: the log-sum-exp lacks them and is no sum over them.
+  if ((op.kind == OpKind::Attend || op.kind == OpKind::AttendGrad) && op.operand(2)->type.has(dim) &&
+      !op.operand(1)->type.has(dim))
+    return DimRole::Special;
   for (const Value* result : op.results())
     if (result->type.has(dim)) return DimRole::Parallel;
   if (op.var && op.has(Accumulates) && op.var->type.has(dim)) return DimRole::Parallel;

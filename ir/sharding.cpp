@@ -56,10 +56,14 @@ bool mayShareAxes(const Op& op, llvm::StringRef a, llvm::StringRef b) {
       break;
   }
   if (!op.has(Packs)) return false;
-  // The rows are a ragged dim of an operand or a result; any other dim here is of the tokens.
+  // The rows are the ragged dim; the tokens they are made of are dims that no packed value has.
+  llvm::StringRef rows;
   for (const Dim& dim : dimsOf(op))
-    if (dim.isRagged() && (dim.name == a || dim.name == b)) return true;
-  return false;
+    if (dim.isRagged()) rows = dim.name;
+  if (rows.empty() || (a != rows && b != rows)) return false;
+  llvm::StringRef other = a == rows ? b : a;
+  auto hasBoth = [&](const Value* v) { return v->type.has(rows) && v->type.has(other); };
+  return llvm::none_of(op.operands(), hasBoth) && llvm::none_of(op.results(), hasBoth);
 }
 
 Axes summedAxes(const Grid& grid, const Assignment& assignment, const Type& result) {

@@ -30,7 +30,7 @@ class Verifier {
   llvm::Error block(const Block& block, unsigned depth);
   llvm::Error op(const Op& op, const Block& block, unsigned depth);
   llvm::Error structure(const Op& op, const Block& block);
-  llvm::Error type(const Type& type, bool isVariable = false);
+  llvm::Error type(const Type& type);
   llvm::Error slice(const Variable& var);
   llvm::Error body(const Op& op, unsigned depth);
   llvm::Error place(const std::optional<Place>& place, const Type& type);
@@ -41,8 +41,8 @@ class Verifier {
   std::vector<std::pair<std::string, int64_t>> repeats_;  // enclosing: dim, count
 };
 
-// In a value's type a ragged dim is the second; a variable may stack slices in front.
-llvm::Error checkType(const Type& type, bool isVariable = false) {
+// A ragged dim stands behind its groups; ops ask for more where they need it.
+llvm::Error checkType(const Type& type) {
   llvm::StringSet<> seen;
   for (size_t i = 0; i < type.dims.size(); ++i) {
     const Dim& dim = type.dims[i];
@@ -50,15 +50,14 @@ llvm::Error checkType(const Type& type, bool isVariable = false) {
     if (dim.size < 1) return broken("dim '" + dim.name + "' has size " + Twine(dim.size));
     if (!seen.insert(dim.name).second)
       return broken("dim '" + dim.name + "' stands twice in a type");
-    if (dim.isRagged() && (i == 0 || type.dims[i - 1].name != dim.over || (i > 1 && !isVariable)))
-      return broken("ragged dim '" + dim.name + "' must stand second, behind its groups '" +
-                    dim.over + "'");
+    if (dim.isRagged() && (i == 0 || type.dims[i - 1].name != dim.over))
+      return broken("ragged dim '" + dim.name + "' must stand behind its groups '" + dim.over + "'");
   }
   return llvm::Error::success();
 }
 
-llvm::Error Verifier::type(const Type& type, bool isVariable) {
-  if (llvm::Error error = checkType(type, isVariable)) return error;
+llvm::Error Verifier::type(const Type& type) {
+  if (llvm::Error error = checkType(type)) return error;
   bool isModel = module_.level == Level::Model;
   if (type.elements() > (isModel ? kMaxWholeElements : kMaxElements))
     return broken("type " + type.str() + " has more than 2^" + Twine(isModel ? 60 : 46) + " elements");
@@ -90,7 +89,7 @@ llvm::Error Verifier::place(const std::optional<Place>& place, const Type& type)
 }
 
 llvm::Error Verifier::variable(const Variable& var) {
-  if (llvm::Error error = type(var.type, true)) return error;
+  if (llvm::Error error = type(var.type)) return error;
   if (var.stack.size() > var.type.dims.size()) return broken("more stack dims than dims");
   for (size_t i = 0; i < var.stack.size(); ++i)
     if (var.type.dims[i].name != var.stack[i])

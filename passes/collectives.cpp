@@ -92,16 +92,31 @@ void Resharding::reduceScatter() {
     const Dim& mine = dim(wanted.name);
     size_t kept = common(mine.axes, wanted.axes);
     if (kept < mine.axes.size()) continue;
-    // The axes behind those that the dim has already, as far as the value is partial over them.
+    // Behind the axes that the dim has already: those along which ranks hold the same are cut first,
+    // for free; then as far as the value is partial.
+    llvm::ArrayRef<Axis> rest = llvm::ArrayRef<Axis>(wanted.axes).drop_front(kept);
+    Axes taken = from().splitAxes();
+    auto isWhole = [&](const Axis& axis) {
+      return !hasAxis(from().partial, axis.name) && !hasAxis(taken, axis.name);
+    };
+    llvm::ArrayRef<Axis> cut = rest.take_while(isWhole);
     Axes axes;
-    for (const Axis& axis : llvm::ArrayRef<Axis>(wanted.axes).drop_front(kept)) {
+    for (const Axis& axis : rest.drop_front(cut.size())) {
       if (!hasAxis(from().partial, axis.name)) break;
       axes.push_back(axis);
     }
     if (axes.empty()) continue;
     std::string name = wanted.name;
     Axes all = mine.axes;
+    all.append(cut.begin(), cut.end());
+    Axes cutFirst = all;
     all.append(axes.begin(), axes.end());
+    if (splitDim(mine, all).isPadded()) continue;
+    if (!cut.empty()) {
+      Type type = from();
+      setSplit(type, name, cutFirst);
+      step(OpKind::ShardSlice, type, {{"axes", namesOf(cut)}, {"dim", name}});
+    }
     bringOutermost(name);
     Type type = from();
     setSplit(type, name, all);

@@ -70,6 +70,12 @@ void MemoryPlan::copySwappedYields(Block& block) {
   }
 }
 
+// A collective's result lies where the started one put it.
+static const Value* startedValue(const Value* value) {
+  const Op* def = value->def();
+  return def && def->kind == OpKind::Wait ? def->operand(value->index()) : value;
+}
+
 void MemoryPlan::findVariableLives() {
   for (const auto& function : module_.functions)
     walk(*function->body, [&](Op* op) {
@@ -82,7 +88,7 @@ void MemoryPlan::findVariableLives() {
       int from = start_.lookup(outer);
       // What is written may be made in place, so it lives from there.
       if (op->kind == OpKind::Write && outer == op)
-        if (const Op* def = op->operand(0)->def()) from = std::min(from, start_.lookup(def));
+        if (const Op* def = startedValue(op->operand(0))->def()) from = std::min(from, start_.lookup(def));
       int to = end_.lookup(outer);
       if (op->kind == OpKind::Read)
         for (const Use& use : op->result()->uses())
@@ -118,12 +124,6 @@ MemoryPlan::Home MemoryPlan::variableHome(const Variable& var, const Block& bloc
   home.place = slicePlace(var, block);
   if (type.dims.size() == var.type.dims.size()) home.place.strides.clear();  // the whole stack
   return home;
-}
-
-// A collective's result lies where the started one put it.
-static const Value* startedValue(const Value* value) {
-  const Op* def = value->def();
-  return def && def->kind == OpKind::Wait ? def->operand(value->index()) : value;
 }
 
 // Whether a value can be computed where it is written.

@@ -16,6 +16,10 @@ Value* Sharder::reshard(Value* value, const Type& type) {
   if (value->type == type) return value;
   Value*& made = reshards_[{value, type.str()}];
   if (made) return made;
+  // What is added up once is not added up again in another shape.
+  if (!value->type.partial.empty())
+    for (Value* other : sumsOf_[value])
+      if (other->type.partial == type.partial) return made = reshard(other, type);
   Op* def = value->def();
   Builder builder(value->block(), def ? value->block()->indexOf(def) + 1 : 0);
   if (def) builder.loc = def->loc;
@@ -29,7 +33,9 @@ Value* Sharder::reshard(Value* value, const Type& type) {
     if (isZero || type.partial.empty()) return made = fresh;
     value = fresh;
   }
-  return made = builder.value(OpKind::Reshard, {value}, type, {}, value->name);
+  Value* cast = builder.value(OpKind::Reshard, {value}, type, {}, value->name);
+  if (value->type.partial != type.partial) sumsOf_[value].push_back(cast);
+  return reshards_[{value, type.str()}] = cast;
 }
 
 void Sharder::take(Op& op, unsigned operand, const Type& type) {
@@ -86,6 +92,19 @@ void Sharder::results(Op& op, const Assignment& assignment) {
     module_.grid.sort(type.partial);
     result->type = type;
   }
+}
+
+// Dropout is keyed by an element's place in the whole tensor, and packed rows have none: each rank
+// numbers its own.
+void Sharder::checkDropout() {
+  for (const auto& function : module_.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->kind != OpKind::Dropout) return;
+      for (const Dim& dim : op->result()->type.dims)
+        if (dim.isRagged() && dim.isSplit() && function->name == "forward")
+          diags_.report(op->loc, Diag::RowsDropout, dim.axes.front().name)
+              .suggest("drop the tokens before 'dispatch' or behind 'combine'");
+    });
 }
 
 // Over a split vocabulary: each rank's log-sum-exp over its piece, which all ranks then have of each
@@ -219,6 +238,7 @@ void Sharder::typeAll() {
   }
   eraseDeadOps(module_);
   checkPadding(module_, diags_);
+  checkDropout();
 }
 
 void shard(Module& module, Diagnostics& diags) { Sharder(module, diags).run(); }

@@ -89,6 +89,7 @@ class Sharder {
   void typeAll();
   // shard_storage.cpp
   void typeVariables();
+  void typeInput(Variable& input);
   void typeSlot(Variable& slot);
   Type wanted(const Value* value, const Use& use) const;
   void addShards(Type& type, const Words& stack, llvm::StringRef what) const;
@@ -99,6 +100,7 @@ class Sharder {
   void block(Block& block);
   void op(Op& op);
   void repeat(Op& op);
+  void checkDropout();
   void crossEntropy(Op& op, const Assignment& assignment);
   void operands(Op& op, const Assignment& assignment);
   void results(Op& op, const Assignment& assignment);
@@ -114,6 +116,7 @@ class Sharder {
   bool isUpdate_ = false;
   std::vector<Op*> accums_;  // their variables' partial sums are known at the end
   std::map<std::pair<const Value*, std::string>, Value*> reshards_;
+  llvm::DenseMap<const Value*, std::vector<Value*>> sumsOf_;  // reshards that add a value up
 };
 
 }  // namespace planc

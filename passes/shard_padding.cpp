@@ -30,6 +30,15 @@ class Padding {
             report(*op.result()->uses()[0].op, dim);
           continue;
         }
+        // Variables stay zero there, and an infinity would not vanish in a product with zero.
+        bool isKept = (op.kind == OpKind::Accum || op.kind == OpKind::Write) &&
+                      op.var->kind != VarKind::Slot;
+        bool isPole = op.kind == OpKind::Log || op.kind == OpKind::Rsqrt ||
+                      (op.kind == OpKind::Div && operand == op.operand(1));
+        if (isPole || (isKept && !isZero(operand, dim.name, 0))) {
+          report(op, dim);
+          continue;
+        }
         bool isSummed = !op.results().empty() && op.kind != OpKind::Repeat &&
                         dimRole(op, dim.name) == DimRole::Summed;
         if (isSummed && !anyIsZero(op, dim.name)) report(op, dim);
@@ -82,6 +91,9 @@ class Padding {
       case OpKind::Add:
       case OpKind::Sub:
         return all();
+      case OpKind::Div:  // a divisor that may be zero is refused
+      case OpKind::Norm:
+      case OpKind::NormGrad:
       case OpKind::Cast:
       case OpKind::Neg:
       case OpKind::Square:
@@ -95,6 +107,7 @@ class Padding {
       case OpKind::Sum:
       case OpKind::Reshard:
         return operand(0);
+      case OpKind::SoftmaxGrad:
       case OpKind::ReluGrad:
       case OpKind::SiluGrad:
       case OpKind::GeluGrad:

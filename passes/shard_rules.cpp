@@ -136,7 +136,20 @@ Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool stri
              (entry.first == name || !op || !mayShareAxes(*op, entry.first, name));
     });
   };
-  for (const Rule& rule : rules_) {
+  // Packed rows and their tokens come first, whatever the plan's order: which row a token has is each
+  // rank's own affair, so every op on them must hold them alike.
+  auto isOfRows = [&](const Rule& rule) {
+    return llvm::any_of(dims, [&](const Dim& dim) {
+      return dim.isRagged() &&
+             (dim.name == rule.dim || (op && mayShareAxes(*op, dim.name, rule.dim)));
+    });
+  };
+  std::vector<const Rule*> order;
+  for (bool first : {true, false})
+    for (const Rule& rule : rules_)
+      if (isOfRows(rule) == first) order.push_back(&rule);
+  for (const Rule* next : order) {
+    const Rule& rule = *next;
     if (rule.weak && (strictOnly || (op && op->has(Packs)))) continue;
     auto dim = llvm::find_if(dims, [&](const Dim& d) { return d.name == rule.dim; });
     if (dim == dims.end()) continue;

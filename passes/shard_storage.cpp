@@ -45,7 +45,7 @@ void Sharder::typeVariables() {
     Type& type = var->type;
     switch (var->kind) {
       case VarKind::Input:
-        type = rules_.assign(type, true).apply(type);
+        typeInput(*var);
         break;
       case VarKind::Slot:
         typeSlot(*var);
@@ -81,6 +81,31 @@ Type Sharder::wanted(const Value* value, const Use& use) const {
         module_.grid.sort(type.partial);
       }
   return type;
+}
+
+// Inputs are read from files, so they are held as far cut as all readers of any input agree on: then
+// each reader cuts further for free, and no token is ever gathered. All inputs alike, since targets are
+// tokens one further on.
+void Sharder::typeInput(Variable& input) {
+  Type held = rules_.assign(input.type, true).apply(input.type);
+  for (const auto& function : module_.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->kind != OpKind::Read || op->var->kind != VarKind::Input) return;
+      for (const Use& use : op->result()->uses()) {
+        Type want = wanted(op->result(), use);
+        for (Dim& dim : held.dims) {
+          int at = want.find(dim.name);
+          if (at < 0) continue;
+          const Axes& other = want.dims[size_t(at)].axes;
+          Axes shared = dim.axes;
+          size_t n = 0;
+          while (n < shared.size() && n < other.size() && shared[n] == other[n]) ++n;
+          shared.resize(n);
+          dim = splitDim(dim, shared);
+        }
+      }
+    });
+  input.type = held;
 }
 
 // A saved value is held as its readers want it when the forward has it so, or makes it so for a use of
