@@ -222,9 +222,23 @@ void Sharder::run() {
   }
   module_.level = Level::Sharded;
   if (module_.grid.ranks() > 1) typeAll();
-  for (const auto& var : module_.vars)
-    if (var->type.elements() > kMaxElements)
-      diags_.report(var->loc, Diag::TensorTooLarge, var->type.str(), kMaxElements);
+  checkSizes();
+}
+
+// What a rank holds is known only now. Of values one is told: the others follow from it.
+void Sharder::checkSizes() {
+  auto isTooLarge = [&](Loc loc, const Type& type) {
+    if (type.elements() <= kMaxElements) return false;
+    diags_.report(loc, Diag::TensorTooLarge, type.str(), kMaxElements);
+    return true;
+  };
+  bool isTold = false;
+  for (const auto& var : module_.vars) isTold |= isTooLarge(var->loc, var->type);
+  for (const auto& function : module_.functions)
+    walk(*function->body, [&](const Op* op) {
+      for (const Value* result : op->results())
+        isTold = isTold || isTooLarge(op->loc, result->type);
+    });
 }
 
 void Sharder::typeAll() {

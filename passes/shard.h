@@ -87,6 +87,7 @@ class Sharder {
 
  private:
   void typeAll();
+  void checkSizes();
   // shard_storage.cpp
   void typeVariables();
   void typeInput(Variable& input);

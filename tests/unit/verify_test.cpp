@@ -38,7 +38,7 @@ TEST(Verify, NamesTheBrokenRule) {
       {"%x = read @x : f32[a 2, b 4]\n %y = softmax(%x) : f32[a 2, b 4]", "has no 'over'"},
       {"%c = const {value = 1.0} : f32[a 0]", "size 0"},
       {"%c = const {value = 1.0} : f32[a 2, a 2]", "twice in a type"},
-      {"%c = const {value = 1.0} : f32[a 1099511627776, b 1099511627776]", "2^46"},
+      {"%c = const {value = 1.0} : f32[a 1099511627776, b 1099511627776]", "2^60"},
       {"%c = const {value = 1.0} : f32[a 2, b 4~c]", "must stand second"},
       {"%x = read @x : f32[a 2, b 4]\n yield(%x)", "does not end a body"},
       {"%x = read @x : f32[a 2, b 4]\n %y = repeat(%x) {count = 2, dim = layer} : f32[a 2, b 4]",

@@ -1,0 +1,89 @@
+// Where ranks stand, against counts by hand.
+#include "ir/grid.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace planc {
+namespace {
+
+// 2 x (2 x 2) x 3 ranks: `tensor` is in two parts.
+const Grid kGrid{{{"data", 2}, {"tensor_a", 2, "tensor"}, {"tensor_b", 2, "tensor"}, {"seq", 3}}};
+
+Axes axesOf(std::initializer_list<const char*> names) {
+  Axes axes;
+  for (const char* name : names) axes.append(kGrid.find(name));
+  return axes;
+}
+
+using Ranks = std::vector<int64_t>;
+
+TEST(Grid, TheLastAxisIsFastest) {
+  EXPECT_EQ(kGrid.ranks(), 24);
+  Coordinates rank(kGrid, 19);  // 1 * 12 + 1 * 6 + 0 * 3 + 1
+  EXPECT_EQ(rank.on("data"), 1);
+  EXPECT_EQ(rank.on("tensor_a"), 1);
+  EXPECT_EQ(rank.on("tensor_b"), 0);
+  EXPECT_EQ(rank.on("seq"), 1);
+  EXPECT_EQ(rank.on("other"), 0);
+}
+
+TEST(Grid, FindsAnAxisOrItsParts) {
+  EXPECT_EQ(axesOf({"tensor"}), axesOf({"tensor_a", "tensor_b"}));
+  EXPECT_EQ(ranksOver(kGrid.find("tensor")), 4);
+  EXPECT_TRUE(kGrid.find("other").empty());
+  Axes axes = axesOf({"seq", "data", "tensor_b"});
+  kGrid.sort(axes);
+  EXPECT_EQ(axes, axesOf({"data", "tensor_b", "seq"}));
+}
+
+TEST(Grid, GroupsAreInTheOrderOfTheirAxes) {
+  Coordinates rank(kGrid, 19);
+  EXPECT_EQ(rank.group(axesOf({"seq"})), (Ranks{18, 19, 20}));
+  EXPECT_EQ(rank.group(axesOf({"data"})), (Ranks{7, 19}));
+  EXPECT_EQ(rank.group(axesOf({"data", "seq"})), (Ranks{6, 7, 8, 18, 19, 20}));
+  EXPECT_EQ(rank.group(axesOf({"seq", "data"})), (Ranks{6, 18, 7, 19, 8, 20}));
+  EXPECT_EQ(rank.group({}), (Ranks{19}));
+  // Each rank is at its own number, and all members see the same group.
+  for (const Axes& axes :
+       {axesOf({"seq", "data"}), axesOf({"tensor"}), axesOf({"tensor_b", "data"})})
+    for (int64_t r = 0; r < kGrid.ranks(); ++r) {
+      Coordinates at(kGrid, r);
+      Ranks group = at.group(axes);
+      ASSERT_EQ(int64_t(group.size()), ranksOver(axes));
+      EXPECT_EQ(group[size_t(at.index(axes))], r);
+      for (int64_t other : group) EXPECT_EQ(Coordinates(kGrid, other).group(axes), group);
+    }
+}
+
+// Every element lies on as many ranks as the axes that do not split it have, padding on none.
+TEST(Grid, PiecesHoldEachElement) {
+  for (int64_t size : {24, 17, 5, 3})
+    for (const Axes& axes :
+         {axesOf({"seq"}), axesOf({"tensor"}), axesOf({"seq", "data"}), Axes()}) {
+      Dim dim = splitDim({"d", size}, axes);
+      std::map<int64_t, int64_t> times;
+      int64_t firsts = 0;
+      for (int64_t r = 0; r < kGrid.ranks(); ++r) {
+        Coordinates rank(kGrid, r);
+        for (int64_t i = 0; i < rank.valid(dim); ++i) ++times[rank.offset(dim) + i];
+        firsts += rank.isFirstCopy({Elem::F32, {dim}}) ? rank.valid(dim) : 0;
+      }
+      EXPECT_EQ(int64_t(times.size()), size);
+      EXPECT_EQ(times.rbegin()->first, size - 1);
+      for (auto [at, count] : times) EXPECT_EQ(count, kGrid.ranks() / ranksOver(axes)) << at;
+      EXPECT_EQ(firsts, size);
+    }
+}
+
+TEST(Grid, OneRankWithoutAxes) {
+  Coordinates rank;
+  EXPECT_EQ(Grid().ranks(), 1);
+  EXPECT_EQ(rank.group({}), (Ranks{0}));
+  EXPECT_EQ(rank.valid({"d", 7}), 7);
+  EXPECT_TRUE(rank.isFirstCopy({Elem::F32, {{"d", 7}}}));
+}
+
+}  // namespace
+}  // namespace planc
