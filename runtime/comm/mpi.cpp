@@ -106,8 +106,9 @@ class MpiCommunicator : public Communicator {
 
   [[noreturn]] void abort(const std::string& why);
   void check(int code, const Site& site, const std::string& what = "");
-  // Drives all messages until `done`; ends the run if nothing moves for the time-out.
-  void driveUntil(llvm::function_ref<bool()> done, const Site& site);
+  // Drives all messages until `done`; ends the run if nothing moves for that long.
+  void driveUntil(llvm::function_ref<bool()> done, const Site& site,
+                  std::chrono::milliseconds timeout);
   bool drive(Slot& slot);  // whether it moved on
 
   void startMove(Slot& slot);
@@ -178,7 +179,7 @@ Group& MpiCommunicator::group(llvm::ArrayRef<int> members) {
       check(MPI_Testall(int(requests.size()), requests.data(), &all, MPI_STATUSES_IGNORE), site);
       return all != 0;
     };
-    driveUntil(done, site);
+    driveUntil(done, site, timeout_);
   }
   for (size_t i = 0; i < peers.size(); ++i) {
     if (heard[i] == own) continue;
@@ -384,7 +385,8 @@ bool MpiCommunicator::drive(Slot& slot) {
   return true;
 }
 
-void MpiCommunicator::driveUntil(llvm::function_ref<bool()> done, const Site& site) {
+void MpiCommunicator::driveUntil(llvm::function_ref<bool()> done, const Site& site,
+                                 std::chrono::milliseconds timeout) {
   using namespace std::chrono_literals;
   auto last = Clock::now();
   while (!done()) {
@@ -395,8 +397,8 @@ void MpiCommunicator::driveUntil(llvm::function_ref<bool()> done, const Site& si
     auto idle = now - last;
     // Ranks may outnumber processors: leave this one to another rank soon (most libraries do that by
     // themselves, and at once, when they know), and at last to nobody.
-    if (idle > timeout_) {
-      abort("ends the run: no progress for " + comm::seconds(timeout_) + " in " + describe(site));
+    if (idle > timeout) {
+      abort("ends the run: no progress for " + comm::seconds(timeout) + " in " + describe(site));
     } else if (idle > 100ms) {
       std::this_thread::sleep_for(50us);
     } else if (idle > 200us) {
@@ -407,7 +409,7 @@ void MpiCommunicator::driveUntil(llvm::function_ref<bool()> done, const Site& si
 
 llvm::Error MpiCommunicator::wait(Ticket ticket) {
   Slot& slot = slots_[size_t(ticket.slot)];
-  driveUntil([&] { return slot.complete; }, slot.site);
+  driveUntil([&] { return slot.complete; }, slot.site, timeout_);
   slot.used = false;
   return llvm::Error::success();
 }
@@ -416,7 +418,8 @@ MpiCommunicator::~MpiCommunicator() {
   for (Slot& slot : slots_) {
     if (slot.used) abort("ended without waiting for " + describe(slot.site));
   }
-  // MPI_Finalize would wait for the other ranks without a time-out.
+  // MPI_Finalize would wait for the other ranks without a time-out. Twice the usual one, so that those
+  // that wait for a message of this rank are the first to say so.
   Site site{.op = "waiting for all ranks to end"};
   MPI_Request ended;
   check(MPI_Ibarrier(world_.comm, &ended), site);
@@ -425,7 +428,7 @@ MpiCommunicator::~MpiCommunicator() {
     check(MPI_Test(&ended, &all, MPI_STATUS_IGNORE), site);
     return all != 0;
   };
-  driveUntil(done, site);
+  driveUntil(done, site, 2 * timeout_);
   for (MpiGroup& group : groups_) MPI_Comm_free(&group.comm);
   MPI_Comm_free(&world_.comm);
   if (finalizes_) MPI_Finalize();
