@@ -306,6 +306,8 @@ bool Reader::grid(Module& module) {
     GridAxis axis;
     Loc at = token_.loc;
     if (!word(axis.name) || !integer(axis.size)) return false;
+    if (axis.size < 1)  // types divide by it
+      return failAt(at, "axis '" + axis.name + "' has " + std::to_string(axis.size) + " ranks");
     if (acceptWord("of") && !word(axis.of)) return false;
     if (!module.grid.find(axis.name).empty())
       return failAt(at, "the grid has axis '" + axis.name + "' twice");

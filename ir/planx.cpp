@@ -395,6 +395,7 @@ std::unique_ptr<Module> Decoder::module() {
     axis.name = string();
     axis.size = integer();
     axis.of = string();
+    bad_ |= axis.size < 1;  // types divide by it
   }
   for (size_t n = count(); n > 0 && !bad_; --n) {
     Split& split = module->splits.emplace_back();

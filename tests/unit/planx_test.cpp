@@ -45,6 +45,24 @@ TEST(Planx, FlippedBitIsAnError) {
   }
 }
 
+// Types divide by the sizes of axes before anything is verified.
+TEST(Planx, AnAxisWithoutRanksIsAnError) {
+  for (int64_t size : {int64_t{0}, int64_t{-1}, INT64_MIN}) {
+    Planx planx;
+    planx.model = std::make_unique<Module>();
+    planx.model->grid.axes = {{"data", size}};
+    auto read = readPlanx(writePlanx(planx));
+    EXPECT_FALSE(bool(read)) << size;
+    llvm::consumeError(read.takeError());
+
+    Diagnostics diags;
+    std::string text = "module m sharded {\ngrid data " + std::to_string(size) +
+                       "\nvar @x : f32[a 4/data] slot\n}\n";
+    EXPECT_FALSE(parseModule(diags.addFile("t.ir", text), diags)) << size;
+    EXPECT_TRUE(diags.failed()) << size;
+  }
+}
+
 // Without the checksums in the way: the decoder and the verifier must cope with anything.
 TEST(Planx, AlteredPayloadWithAGoodChecksum) {
   auto model = test::compileFile(std::string(PLANC_SOURCE_DIR) + "/tests/golden/moe.plan");
