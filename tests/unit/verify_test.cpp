@@ -39,7 +39,7 @@ TEST(Verify, NamesTheBrokenRule) {
       {"%c = const {value = 1.0} : f32[a 0]", "size 0"},
       {"%c = const {value = 1.0} : f32[a 2, a 2]", "twice in a type"},
       {"%c = const {value = 1.0} : f32[a 1099511627776, b 1099511627776]", "2^60"},
-      {"%c = const {value = 1.0} : f32[a 2, b 4~c]", "must stand second"},
+      {"%c = const {value = 1.0} : f32[a 2, b 4~c]", "must stand behind"},
       {"%x = read @x : f32[a 2, b 4]\n yield(%x)", "does not end a body"},
       {"%x = read @x : f32[a 2, b 4]\n %y = repeat(%x) {count = 2, dim = layer} : f32[a 2, b 4]",
        "has no body"},
