@@ -16,8 +16,8 @@ namespace planc {
 namespace {
 
 // The elements [from, to) of a weight's piece.
-void draw(const Variable& weight, uint64_t seed, const Runs& runs, int64_t from, int64_t to,
-          std::byte* into) {
+void draw(const Variable& weight, uint64_t seed, double jitter, const Runs& runs, int64_t from,
+          int64_t to, std::byte* into) {
   uint64_t key = randomKey(seed, weight.name);
   const Init& init = weight.init;
   runs.forEach(from, to, [&](int64_t a, int64_t b, int64_t count) {
@@ -25,6 +25,7 @@ void draw(const Variable& weight, uint64_t seed, const Runs& runs, int64_t from,
       double value = init.value;
       if (init.kind == "normal") value *= normalAt(key, uint64_t(b + i));
       else if (init.kind == "uniform") value *= uniformAt(key, uint64_t(b + i));
+      else if (jitter != 0) value += jitter * uniformAt(key, uint64_t(b + i));
       store(weight.type.elem, into, a + i, value);
     }
   });
@@ -40,7 +41,7 @@ void initialiseWeight(const Variable& weight, uint64_t seed, std::byte* into,
                       const Coordinates& rank) {
   Runs runs = pieceRuns(weight.type, rank);
   zeroPadding(weight.type, runs, into);
-  draw(weight, seed, runs, 0, runs.elements(), into);
+  draw(weight, seed, 0, runs, 0, runs.elements(), into);
 }
 
 Session::Session(const Module& program, Communicator& comm)
@@ -59,23 +60,24 @@ llvm::Expected<std::unique_ptr<Session>> Session::create(const Module& program, 
   return session;
 }
 
-llvm::Error Session::initialise() {
+llvm::Error Session::initialise(double jitter) {
   zeroMoments();
   step_ = 0;
-  return setWeights(
-      [&](const Variable& weight, std::byte* into) { return initialiseTogether(weight, into); });
+  return setWeights([&](const Variable& weight, std::byte* into) {
+    return initialiseTogether(weight, jitter, into);
+  });
 }
 
 // Drawing a number takes far longer than moving it: ranks that hold the same elements draw a share
 // each, and give it to the others.
-llvm::Error Session::initialiseTogether(const Variable& weight, std::byte* into) {
+llvm::Error Session::initialiseTogether(const Variable& weight, double jitter, std::byte* into) {
   Runs runs = pieceRuns(weight.type, here_);
   Axes axes = copyAxes(program_.grid, weight.type);
   int64_t copies = ranksOver(axes), elements = runs.elements();
   zeroPadding(weight.type, runs, into);
   auto [from, to] = share(elements, here_.index(axes), copies);
   inParallel(to - from, threads_, [&, from = from](int64_t begin, int64_t end) {
-    draw(weight, seed_, runs, from + begin, from + end, into);
+    draw(weight, seed_, jitter, runs, from + begin, from + end, into);
   });
   if (copies == 1) return llvm::Error::success();
   std::vector<int64_t> ranks = here_.group(axes);

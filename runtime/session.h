@@ -29,8 +29,9 @@ class Session {
   static llvm::Expected<std::unique_ptr<Session>> create(const Module& program, Device& device,
                                                          Communicator& comm);
 
-  // Together: weights by their `init`, optimizer state zero, step 0.
-  llvm::Error initialise();
+  // Together: weights by their `init`, optimizer state zero, step 0. `jitter`: as much noise on weights
+  // that begin constant.
+  llvm::Error initialise(double jitter = 0);
   // Together: weights, optimizer state and step from a checkpoint (a folder or a file) of any grid. A
   // file without optimizer state (weights from elsewhere) starts it at zero; `note` then says so.
   llvm::Error load(llvm::StringRef path, std::string& note);
@@ -63,7 +64,7 @@ class Session {
 
   Session(const Module& program, Communicator& comm);
   llvm::Error setWeights(Fill fill);
-  llvm::Error initialiseTogether(const Variable& weight, std::byte* into);
+  llvm::Error initialiseTogether(const Variable& weight, double jitter, std::byte* into);
   void zeroMoments();
   llvm::Error fillInputs(const TokenFile& data);
   llvm::Error checkTokens(const Variable& input) const;

@@ -4,6 +4,7 @@
 // state. Behind `planrun verify`.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,12 +27,14 @@ struct VerifyOptions {
 // A tensor at one moment of the run, and how the ranks' pieces compare there.
 struct Comparison {
   std::string tensor;
-  std::string kind;  // activation, metric, gradient, weight, moment
+  std::string kind;            // activation, metric, gradient, weight, moment
+  std::string iteration = {};  // activations, gradients: `layer 2`
   int64_t step = 0;
   int64_t microbatch = -1;     // activations
   Loc loc;                     // in the plan
   double difference = 0;       // the worst of all ranks, relative as VerifyOptions::bound says
   double scale = 0;            // what it is relative to
+  double bound = 0;            // the largest difference allowed
   std::vector<int64_t> ranks;  // those that differ by more than the bound
 };
 
@@ -51,8 +54,15 @@ class Verification {
   virtual const VerifyReport& report() const = 0;
 };
 
-// `model`: the one-rank program of the plan's model, in the program's element types.
+using MakeDevice = std::function<std::unique_ptr<Device>(const Coordinates&)>;
+
+// `model`: the one-rank program of the plan's model, in the program's element types. `exact`: the same
+// in f64, or null: where the model itself is further from it than the bound, by rounding, so may the
+// ranks be (by four times the most that a tensor of that kind is in that step). `makeDevice`: a
+// device of one thread for each of them and for each rank.
 llvm::Expected<std::unique_ptr<Verification>> makeVerification(const Module& model,
+                                                               const Module* exact,
+                                                               MakeDevice makeDevice,
                                                                const VerifyOptions& options);
 
 }  // namespace planc
