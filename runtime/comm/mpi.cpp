@@ -106,8 +106,9 @@ class MpiCommunicator : public Communicator {
 
   [[noreturn]] void abort(const std::string& why);
   void check(int code, const Site& site, const std::string& what = "");
-  // Drives all messages until `done`; ends the run if nothing moves for that long.
-  void driveUntil(llvm::function_ref<bool()> done, const Site& site,
+  // Drives all messages until `done`; ends the run if nothing moves for that long. The group and site
+  // are what the rank waits for.
+  void driveUntil(llvm::function_ref<bool()> done, const Group& group, const Site& site,
                   std::chrono::milliseconds timeout);
   bool drive(Slot& slot);  // whether it moved on
 
@@ -179,7 +180,7 @@ Group& MpiCommunicator::group(llvm::ArrayRef<int> members) {
       check(MPI_Testall(int(requests.size()), requests.data(), &all, MPI_STATUSES_IGNORE), site);
       return all != 0;
     };
-    driveUntil(done, site, timeout_);
+    driveUntil(done, made, site, timeout_);
   }
   for (size_t i = 0; i < peers.size(); ++i) {
     if (heard[i] == own) continue;
@@ -385,8 +386,8 @@ bool MpiCommunicator::drive(Slot& slot) {
   return true;
 }
 
-void MpiCommunicator::driveUntil(llvm::function_ref<bool()> done, const Site& site,
-                                 std::chrono::milliseconds timeout) {
+void MpiCommunicator::driveUntil(llvm::function_ref<bool()> done, const Group& group,
+                                 const Site& site, std::chrono::milliseconds timeout) {
   using namespace std::chrono_literals;
   auto last = Clock::now();
   while (!done()) {
@@ -398,7 +399,8 @@ void MpiCommunicator::driveUntil(llvm::function_ref<bool()> done, const Site& si
     // Ranks may outnumber processors: leave this one to another rank soon (most libraries do that by
     // themselves, and at once, when they know), and at last to nobody.
     if (idle > timeout) {
-      abort("ends the run: no progress for " + comm::seconds(timeout) + " in " + describe(site));
+      abort("ends the run: no progress for " + comm::seconds(timeout) + " in " + describe(site) +
+            " among " + comm::rankList(group.members()));
     } else if (idle > 100ms) {
       std::this_thread::sleep_for(50us);
     } else if (idle > 200us) {
@@ -409,7 +411,7 @@ void MpiCommunicator::driveUntil(llvm::function_ref<bool()> done, const Site& si
 
 llvm::Error MpiCommunicator::wait(Ticket ticket) {
   Slot& slot = slots_[size_t(ticket.slot)];
-  driveUntil([&] { return slot.complete; }, slot.site, timeout_);
+  driveUntil([&] { return slot.complete; }, *slot.group, slot.site, timeout_);
   slot.used = false;
   return llvm::Error::success();
 }
@@ -428,7 +430,7 @@ MpiCommunicator::~MpiCommunicator() {
     check(MPI_Test(&ended, &all, MPI_STATUS_IGNORE), site);
     return all != 0;
   };
-  driveUntil(done, site, 2 * timeout_);
+  driveUntil(done, world_, site, 2 * timeout_);
   for (MpiGroup& group : groups_) MPI_Comm_free(&group.comm);
   MPI_Comm_free(&world_.comm);
   if (finalizes_) MPI_Finalize();
