@@ -49,6 +49,9 @@ Error unlessLast(const Op& op) {
   if (!isMessage) return broken("is 'unless_last', but no message");
   const Op* repeat = repeatAround(op);
   if (!repeat) return broken("is 'unless_last' outside a repeat");
+  const Op* started = op.kind == OpKind::Wait ? op.operand(0)->def() : nullptr;
+  if (started && !started->isUnlessLast())
+    return broken("is 'unless_last', but what it waits for is not");
   for (const Value* result : op.results())
     for (const Use& use : result->uses()) {
       bool isYield = use.op->kind == OpKind::Yield && use.op->parent() == op.parent();
@@ -69,10 +72,7 @@ Error verifyAhead(const Op& op) {
     if (Error error = ahead(op)) return error;
   if (op.kind == OpKind::Read && op.attrs.has("index"))
     if (Error error = index(op)) return error;
-  if (op.isUnlessLast()) return unlessLast(op);
-  const Op* started = op.kind == OpKind::Wait ? op.operand(0)->def() : nullptr;
-  if (started && started->isUnlessLast()) return broken("waits for what is 'unless_last'");
-  return Error::success();
+  return op.isUnlessLast() ? unlessLast(op) : Error::success();
 }
 
 }  // namespace planc

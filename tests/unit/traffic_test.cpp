@@ -35,6 +35,15 @@ TEST(Traffic, WhatIsNotCalledIsNotCounted) {
   EXPECT_EQ(trafficOf(*module).total().times, 1);
 }
 
+// Three layers, but only two run it; in each of two microbatches.
+TEST(Traffic, LeftOutInTheLastIteration) {
+  auto module = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 4}}));
+  Op* attention = test::find(*module, "attention");
+  attention->attrs.set("unless_last", int64_t{1});
+  EXPECT_EQ(trafficOf(*module).transfers[0].times, 4);
+  EXPECT_EQ(trafficOf(*module).total(OpKind::AllReduce, "tensor").times, 10);
+}
+
 TEST(Traffic, AxesTogetherAndInParts) {
   Module module;
   module.grid.axes = {{"data", 2}, {"kv", 2, "tensor"}, {"rest", 3, "tensor"}};
