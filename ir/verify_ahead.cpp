@@ -45,8 +45,8 @@ Error index(const Op& op) {
 }
 
 Error unlessLast(const Op& op) {
-  bool isMessage = op.has(Comm) || op.kind == OpKind::Wait;
-  if (!isMessage) return broken("is 'unless_last', but no message");
+  if (op.has(Effect) || op.var || op.body)
+    return broken("is 'unless_last', but does more than make values");
   const Op* repeat = repeatAround(op);
   if (!repeat) return broken("is 'unless_last' outside a repeat");
   const Op* started = op.kind == OpKind::Wait ? op.operand(0)->def() : nullptr;
@@ -58,7 +58,7 @@ Error unlessLast(const Op& op) {
       if (isYield && use.index < repeat->results().size() &&
           repeat->result(use.index)->uses().empty())
         continue;
-      if (use.op->kind == OpKind::Wait && use.op->isUnlessLast()) continue;
+      if (use.op->isUnlessLast()) continue;
       return broken("is 'unless_last', but '" + use.op->info().text + "' needs result " +
                     Twine(result->index()));
     }

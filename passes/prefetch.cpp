@@ -22,56 +22,79 @@ VarSet changedBy(const Function& function) {
   return changed;
 }
 
-// A gather of the layer's slice of a weight that is not changed meanwhile.
-bool isLayersWeight(const Op& op, const Op& repeat, const VarSet& changed) {
-  if (op.kind != OpKind::AllGather || op.operands().size() != 1) return false;
-  const Op* read = op.operand(0)->def();
-  if (!read || read->kind != OpKind::Read || read->parent() != op.parent()) return false;
-  const Variable& var = *read->var;
-  return (var.kind == VarKind::Weight || var.kind == VarKind::Copy) && !changed.contains(&var) &&
-         var.stack == Words{repeat.attrs.word("dim")};
+// A gather of the layer's slice of a weight that is not changed meanwhile; between them may stand a
+// change of the order in memory.
+struct Gather {
+  Op* read;
+  Op* permute;  // or null
+  Op* gather;
+
+  bool isTheSame(const Gather& other) const {
+    return read->var == other.read->var && gather->attrs == other.gather->attrs &&
+           gather->operand(0)->type == other.gather->operand(0)->type;
+  }
+  // The gather's result is not used any more.
+  void erase() {
+    for (Op* op : {gather, permute, read})
+      if (op && op->result()->uses().empty()) op->erase();
+  }
+};
+
+bool isPermutation(const Op& op) {
+  return op.kind == OpKind::Sum && op.operands().size() == 1 && !op.var &&
+         op.operand(0)->type.dims.size() == op.result()->type.dims.size();
 }
 
-bool gatherTheSame(const Op& a, const Op& b) {
-  return a.operand(0)->def()->var == b.operand(0)->def()->var && a.attrs == b.attrs;
+std::optional<Gather> asGather(Op& op, const Op& repeat, const VarSet& changed) {
+  if (op.kind != OpKind::AllGather || op.operands().size() != 1) return std::nullopt;
+  Gather found{op.operand(0)->def(), nullptr, &op};
+  if (found.read && isPermutation(*found.read)) {
+    found.permute = found.read;
+    found.read = found.permute->operand(0)->def();
+  }
+  if (!found.read || found.read->kind != OpKind::Read || found.read->parent() != op.parent())
+    return std::nullopt;
+  const Variable& var = *found.read->var;
+  bool isWeight = var.kind == VarKind::Weight || var.kind == VarKind::Copy;
+  if (!isWeight || changed.contains(&var) || var.stack != Words{repeat.attrs.word("dim")})
+    return std::nullopt;
+  return found;
 }
 
 // The gathers of a layer's weights, one each; others of the same weight give way to it.
-llvm::SmallVector<Op*, 16> layersWeights(Op& repeat, const VarSet& changed) {
-  llvm::SmallVector<Op*, 16> gathers;
+llvm::SmallVector<Gather, 16> gathersOf(const Op& repeat, const VarSet& changed) {
+  llvm::SmallVector<Gather, 16> gathers;
   for (Op* op : std::vector<Op*>(repeat.body->ops)) {
-    if (!isLayersWeight(*op, repeat, changed)) continue;
-    auto same = llvm::find_if(gathers, [&](const Op* other) { return gatherTheSame(*op, *other); });
+    std::optional<Gather> found = asGather(*op, repeat, changed);
+    if (!found) continue;
+    auto same = llvm::find_if(gathers, [&](const Gather& g) { return g.isTheSame(*found); });
     if (same == gathers.end()) {
-      gathers.push_back(op);
+      gathers.push_back(*found);
       continue;
     }
-    op->result()->replaceAllUsesWith((*same)->result());
-    Op* read = op->operand(0)->def();
-    op->erase();
-    if (read->result()->uses().empty()) read->erase();
+    op->result()->replaceAllUsesWith(same->gather->result());
+    found->erase();
   }
   return gathers;
 }
 
-// Gathers the slices that reads with this attribute give, where the builder stands; in the order of
-// the list.
-llvm::SmallVector<Value*, 16> gatherAt(Builder builder, llvm::ArrayRef<Op*> gathers,
-                                       llvm::StringRef slice, int64_t number, bool unlessLast) {
+// Gathers other slices of the same weights where the builder stands; in the order of the list.
+llvm::SmallVector<Value*, 16> gatherAt(Builder builder, llvm::ArrayRef<Gather> gathers,
+                                       const Attrs& slice, bool unlessLast) {
   llvm::SmallVector<Op*, 16> fresh;
-  for (const Op* gather : gathers) {
-    const Op& read = *gather->operand(0)->def();
-    builder.loc = gather->loc;
-    Value* piece = builder
-                       .create(OpKind::Read, {}, {read.result()->type}, {{slice.str(), number}},
-                               read.var, read.result()->name)
-                       ->result();
-    Attrs attrs = gather->attrs;
+  auto repeated = [&](const Op& op, Value* operand) {
+    Attrs attrs = op.attrs;
     if (unlessLast) attrs.set("unless_last", int64_t{1});
-    fresh.push_back(builder.create(OpKind::AllGather, {piece}, {gather->result()->type}, attrs,
-                                   nullptr, gather->result()->name));
+    builder.loc = op.loc;
+    return builder.value(op.kind, {operand}, op.result()->type, attrs, op.result()->name);
+  };
+  for (const auto& [read, permute, gather] : gathers) {
+    builder.loc = read->loc;
+    const Value& whole = *read->result();
+    Value* piece = builder.create(OpKind::Read, {}, {whole.type}, slice, read->var, whole.name)->result();
+    if (permute) piece = repeated(*permute, piece);
+    fresh.push_back(repeated(*gather, piece)->def());
   }
-  llvm::SmallVector<Value*, 16> values;
   llvm::DenseMap<const Op*, Value*> gathered;
   for (const std::vector<Op*>& bucket : makeBuckets(fresh)) {
     if (bucket.size() < 2) {
@@ -81,29 +104,29 @@ llvm::SmallVector<Value*, 16> gatherAt(Builder builder, llvm::ArrayRef<Op*> gath
     Op* joined = joinBucket(builder, bucket);
     for (size_t i = 0; i < bucket.size(); ++i) gathered[bucket[i]] = joined->result(unsigned(i));
   }
-  for (Op* op : fresh) values.push_back(gathered[op]);
-  for (Op* op : fresh)
-    if (gathered[op]->def() != op) op->erase();
+  llvm::SmallVector<Value*, 16> values;
+  for (Op* op : fresh) {
+    values.push_back(gathered[op]);
+    if (values.back()->def() != op) op->erase();
+  }
   return values;
 }
 
 void prefetch(Op& repeat, const VarSet& changed) {
   int64_t count = repeat.attrs.integer("count");
   if (count < 2) return;
-  llvm::SmallVector<Op*, 16> gathers = layersWeights(repeat, changed);
-  if (gathers.empty()) return;
+  llvm::SmallVector<Gather, 16> gathers = gathersOf(repeat, changed);
   Block& body = *repeat.body;
-  auto first = gatherAt(Builder(repeat.parent(), repeat.parent()->indexOf(&repeat)), gathers, "index",
-                        repeat.isFlag("reverse") ? count - 1 : 0, false);
-  auto next = gatherAt(Builder(&body, 0), gathers, "ahead", 1, true);
-  for (auto [gather, init, later] : llvm::zip(gathers, first, next)) {
-    repeat.addOperand(init);
-    repeat.addResult(init->type, init->name);
-    gather->result()->replaceAllUsesWith(body.addArg(init->type, init->name));
+  int64_t first = repeat.isFlag("reverse") ? count - 1 : 0;
+  auto init = gatherAt(Builder(repeat.parent(), repeat.parent()->indexOf(&repeat)), gathers,
+                       {{"index", first}}, false);
+  auto next = gatherAt(Builder(&body, 0), gathers, {{"ahead", int64_t{1}}}, true);
+  for (auto [gather, value, later] : llvm::zip(gathers, init, next)) {
+    repeat.addOperand(value);
+    repeat.addResult(value->type, value->name);
+    gather.gather->result()->replaceAllUsesWith(body.addArg(value->type, value->name));
     body.ops.back()->addOperand(later);
-    Op* read = gather->operand(0)->def();
-    gather->erase();
-    if (read->result()->uses().empty()) read->erase();
+    gather.erase();
   }
 }
 

@@ -99,7 +99,7 @@ TEST(Ahead, NamesTheBrokenRule) {
       // What is left out.
       {"dim = [model]} : f32[model 16] @0xc0\n    %last",
        "dim = [model], unless_last = 1} : f32[model 16] @0xc0\n    %last", "outside a repeat"},
-      {"write @x(%h)", "write @x(%h) {unless_last = 1}", "is 'unless_last', but no message"},
+      {"write @x(%h)", "write @x(%h) {unless_last = 1}", "is 'unless_last', but does more than make values"},
       {"wait(%k, %n) {unless_last = 1}", "wait(%k, %n)", "reads ahead for 'wait'"},
       {"%l = all_gather(%o) {axes = [data], dim = [model], unless_last = 1}",
        "%p = read @w : f32[model 16/data] @0x40+layer*0x20\n"
