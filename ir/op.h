@@ -189,6 +189,8 @@ class Op {
   const OpInfo& info() const { return planc::info(kind); }
   bool has(Trait trait) const { return (info().traits & trait) != 0; }
   bool isFlag(llvm::StringRef key) const { return attrs.integer(key) != 0; }
+  // Whether the last iteration of the `repeat` around it leaves the op out.
+  bool isUnlessLast() const { return isFlag("unless_last"); }
   // Removes the op from its block and its operands' use lists; its results must have no uses.
   void erase();
 

@@ -98,8 +98,9 @@ void Reader::next() {
     name();
     token_.kind = Tok::Word;
     token_.text = text_.slice(start, at_);
-  } else if ((c == '%' || c == '@') && at_ + 1 < text_.size() && isNameChar(text_[at_ + 1])) {
-    ++at_;
+  } else if ((c == '%' || c == '@') && at_ + 1 < text_.size() &&
+             (isNameChar(text_[at_ + 1]) || text_.substr(at_, 4) == "@-0x")) {
+    at_ += text_[at_ + 1] == '-' ? 2 : 1;
     name();
     token_.kind = c == '%' ? Tok::Value : Tok::Symbol;
     token_.text = text_.slice(start + 1, at_);
@@ -340,7 +341,9 @@ bool Reader::shard(Module& module) {
 }
 
 bool Reader::place(std::optional<Place>& out) {
-  if (token_.kind != Tok::Symbol || token_.text.take_front(2) != "0x") return true;
+  llvm::StringRef digits = token_.text;
+  digits.consume_front("-");
+  if (token_.kind != Tok::Symbol || digits.take_front(2) != "0x") return true;
   Place place;
   if (token_.text.getAsInteger(0, place.offset)) return failAt(token_.loc, "offset out of range");
   next();

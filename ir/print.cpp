@@ -124,7 +124,10 @@ void Printer::attrs(const Attrs& attrs) {
 
 void Printer::place(const std::optional<Place>& place) {
   if (!place) return;
-  out_ << " @0x" << llvm::format("%llx", (unsigned long long)place->offset);
+  // A slice ahead in a repeat that goes down may begin before the arena.
+  uint64_t size = uint64_t(place->offset);
+  out_ << (place->offset < 0 ? " @-0x" : " @0x")
+       << llvm::format("%llx", (unsigned long long)(place->offset < 0 ? -size : size));
   for (const auto& [dim, stride] : place->strides)
     out_ << '+' << dim << "*0x" << llvm::format("%llx", (unsigned long long)stride);
 }

@@ -55,6 +55,14 @@ struct Feature {
   std::string value;
 };
 
+// Which slice of its variable a value is, when not this iteration's.
+std::string sliceText(const Value& value) {
+  const Op* read = value.def();
+  if (!read || read->kind != OpKind::Read) return "";
+  if (read->isFlag("ahead")) return "ahead";
+  return read->attrs.has("index") ? std::to_string(read->attrs.integer("index")) : "";
+}
+
 std::vector<Feature> featuresOf(const Op& op) {
   auto list = [](llvm::ArrayRef<Value*> values, auto&& text) {
     return llvm::join(llvm::map_range(values, [&](const Value* v) { return text(*v); }), ", ");
@@ -77,6 +85,8 @@ std::vector<Feature> featuresOf(const Op& op) {
       {"shape", list(sent, [](const Value& v) { return v.type.str(); }) + " to " +
                     list(op.results(), [](const Value& v) { return v.type.str(); })},
       {"tensor", list(op.results(), [](const Value& v) { return v.name; })},
+      {"slice", list(sent, sliceText)},
+      {"in the last iteration", op.isUnlessLast() ? "left out" : "run"},
       {"place in the plan", place(op.parent()->module(), op.loc)},
   };
 }
@@ -93,6 +103,7 @@ struct Message {
 struct Step {
   enum Kind : uint8_t { Start, Wait, Repeat, End } kind;
   size_t at = 0;  // Start and Wait: the message; End: its Repeat
+  bool unlessLast = false;
   // Repeat.
   int64_t count = 0;
   bool reverse = false;
@@ -149,6 +160,8 @@ Error pairUp(const Op& op) {
       wait.operands().size() < op.results().size() ||
       wait.operands().take_front(op.results().size()) != op.results())
     return broken("it waits for a part of a message:" + text(op) + text(wait));
+  if (wait.isUnlessLast() != op.isUnlessLast())
+    return broken("the last iteration leaves out one of start and wait:" + text(op) + text(wait));
   return Error::success();
 }
 
@@ -157,7 +170,7 @@ Error addSteps(const Block& block, Program& program, std::vector<Step>& steps,
   for (const Op* op : block.ops) {
     if (op->kind == OpKind::Repeat) {
       size_t begin = steps.size();
-      steps.push_back({Step::Repeat, 0, op->attrs.integer("count"), op->isFlag("reverse")});
+      steps.push_back({Step::Repeat, 0, false, op->attrs.integer("count"), op->isFlag("reverse")});
       if (Error error = addSteps(*op->body, program, steps, numbers)) return error;
       if (steps.size() == begin + 1) steps.pop_back();  // nothing between ranks in there
       else steps.push_back({Step::End, begin});
@@ -165,14 +178,14 @@ Error addSteps(const Block& block, Program& program, std::vector<Step>& steps,
     if (!op->has(Comm) && op->kind != OpKind::Wait) continue;
     if (Error error = pairUp(*op)) return error;
     if (op->kind == OpKind::Wait) {
-      steps.push_back({Step::Wait, numbers.lookup(op->operand(0)->def())});
+      steps.push_back({Step::Wait, numbers.lookup(op->operand(0)->def()), op->isUnlessLast()});
       continue;
     }
     size_t number = program.messages.size();
     numbers[op] = number;
     program.messages.push_back(messageOf(*op));
-    steps.push_back({Step::Start, number});
-    if (!isStart(*op)) steps.push_back({Step::Wait, number});
+    steps.push_back({Step::Start, number, op->isUnlessLast()});
+    if (!isStart(*op)) steps.push_back({Step::Wait, number, op->isUnlessLast()});
   }
   return Error::success();
 }
@@ -360,7 +373,9 @@ const Step* Simulation::Rank::next() {
     switch (found.kind) {
       case Step::Start:
       case Step::Wait:
-        return &found;
+        if (!found.unlessLast || loops.back().left > 1) return &found;
+        ++step;
+        break;
       case Step::Repeat:
         loops.push_back({step++, found.count});
         break;

@@ -28,11 +28,15 @@ int64_t bytesSent(OpKind kind, int64_t in, int64_t out, int64_t ranks) {
   }
 }
 
-void count(const Block& block, int64_t times, std::vector<Transfer>& into) {
+// `times` is how often a step comes to the block, `last` how often to the last iteration of the
+// repeat around it.
+void count(const Block& block, int64_t times, int64_t last, std::vector<Transfer>& into) {
   for (const Op* op : block.ops) {
-    if (op->has(Comm)) into.push_back({op, groupAxes(*op), times, bytesSent(*op)});
+    if (op->has(Comm))
+      into.push_back(
+          {op, groupAxes(*op), op->isUnlessLast() ? times - last : times, bytesSent(*op)});
     if (op->kind == OpKind::Repeat)
-      count(*op->body, saturatingMul(times, op->attrs.integer("count")), into);
+      count(*op->body, saturatingMul(times, op->attrs.integer("count")), times, into);
   }
 }
 
@@ -59,7 +63,7 @@ Traffic trafficOf(const Module& module) {
   for (const auto& function : module.functions) {
     int64_t calls = llvm::count_if(
         module.schedule, [&](const Call& call) { return call.function == function->name; });
-    if (calls > 0) count(*function->body, calls, traffic.transfers);
+    if (calls > 0) count(*function->body, calls, 0, traffic.transfers);
   }
   return traffic;
 }

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "ir/text.h"
+#include "ir/verify_ahead.h"
 #include "ir/verify_shapes.h"
 #include "ir/verify_sharding.h"
 #include "llvm/ADT/DenseSet.h"
@@ -33,7 +34,7 @@ class Verifier {
   llvm::Error type(const Type& type);
   llvm::Error slice(const Variable& var);
   llvm::Error body(const Op& op, unsigned depth);
-  llvm::Error place(const std::optional<Place>& place, const Type& type);
+  llvm::Error place(const std::optional<Place>& place, const Type& type, const Op* def = nullptr);
 
   const Module& module_;
   ValueSources sources_;
@@ -66,25 +67,34 @@ llvm::Error Verifier::type(const Type& type) {
                               : broken("a split type at the model's level: " + type.str());
 }
 
-llvm::Error Verifier::place(const std::optional<Place>& place, const Type& type) {
+// All that a value touches lies in the arena. A slice ahead is not read in the last iteration, where
+// its place would be one beyond the variable.
+llvm::Error Verifier::place(const std::optional<Place>& place, const Type& type, const Op* def) {
   if (module_.level != Level::Rank) return llvm::Error::success();
   if (!place) return broken("no place at rank level");
-  if (place->offset < 0 || place->offset % bytesPerElement(type.elem) != 0)
-    return broken("place " + Twine(place->offset) + " is negative or unaligned");
-  int64_t end = place->offset;
-  auto add = [&](int64_t bytes) {
-    return __builtin_add_overflow(end, bytes, &end) || end > module_.arenaBytes;
-  };
+  int64_t begin = place->offset, end = place->offset;
+  if (begin % bytesPerElement(type.elem) != 0)
+    return broken("place " + Twine(begin) + " is unaligned");
+  bool isAhead = def && def->kind == OpKind::Read && def->isFlag("ahead");
+  const Op* repeatAhead = isAhead ? def->parent()->owner() : nullptr;
   for (const auto& [dim, stride] : place->strides) {
     auto repeat = std::find_if(repeats_.begin(), repeats_.end(),
                                [&, d = &dim](const auto& r) { return r.first == *d; });
     if (repeat == repeats_.end())
       return broken("place moves with '" + dim + "', which no enclosing repeat counts");
-    if (stride < 0 || stride % bytesPerElement(type.elem) != 0 ||
-        add(saturatingMul(stride, repeat->second - 1)))
+    if (stride < 0 || stride % bytesPerElement(type.elem) != 0)
+      return broken("place moves by " + Twine(stride) + " bytes");
+    int64_t first = 0, last = repeat->second - 1;
+    if (isAhead && repeatAhead->attrs.word("dim") == dim) {
+      if (repeatAhead->isFlag("reverse")) ++first;
+      else --last;
+    }
+    if (__builtin_add_overflow(begin, saturatingMul(stride, first), &begin) ||
+        __builtin_add_overflow(end, saturatingMul(stride, last), &end))
       return broken("place lies outside the arena");
   }
-  if (add(type.bytes())) return broken("place lies outside the arena");
+  if (begin < 0 || __builtin_add_overflow(end, type.bytes(), &end) || end > module_.arenaBytes)
+    return broken("place lies outside the arena");
   return llvm::Error::success();
 }
 
@@ -173,11 +183,12 @@ llvm::Error Verifier::structure(const Op& op, const Block& block) {
   if (wantsBody != bool(op.body)) return broken(wantsBody ? "has no body" : "takes no body");
   if (op.var && op.kind != OpKind::Zero)
     if (llvm::Error error = slice(*op.var)) return error;
+  if (llvm::Error error = verifyAhead(op)) return error;
   for (const Value* operand : op.operands())
     if (!defined_.contains(operand)) return broken("an operand is not defined before it");
   for (const Value* result : op.results()) {
     if (llvm::Error error = type(result->type)) return error;
-    if (llvm::Error error = place(result->place, result->type)) return error;
+    if (llvm::Error error = place(result->place, result->type, &op)) return error;
   }
   if (op.kind == OpKind::Yield && (&op != block.ops.back() || !block.owner()))
     return broken("does not end a body");

@@ -307,6 +307,7 @@ Error Shapes::variableOp() const {
     const Type& type = op_.result()->type;
     // An input of several microbatches reads whole (once a step) or as the current one's slice.
     bool isCurrent = var.kind == VarKind::Input && type == var.slice({"microbatch"});
+    if (op_.attrs.has("index")) slice = var.slice({var.stack.front()});
     if (type == slice || isCurrent) return Error::success();
     return broken("reads " + type.str() + ", but the slice is " + slice.str());
   }

@@ -126,6 +126,16 @@ MemoryPlan::Home MemoryPlan::variableHome(const Variable& var, const Block& bloc
   return home;
 }
 
+// That of what is read, which may be the next iteration's slice or one by number.
+MemoryPlan::Home MemoryPlan::readHome(const Op& read) const {
+  const Type& type = read.result()->type;
+  Home home = variableHome(*read.var, *read.parent(), type);
+  if (read.isFlag("ahead"))
+    home.place.offset = read.parent()->owner()->isFlag("reverse") ? -type.bytes() : type.bytes();
+  if (read.attrs.has("index")) home.place.offset = read.attrs.integer("index") * type.bytes();
+  return home;
+}
+
 // Whether a value can be computed where it is written.
 bool MemoryPlan::canForward(const Op& write) const {
   const Value* value = startedValue(write.operand(0));
@@ -287,7 +297,7 @@ void MemoryPlan::block(Block& block) {
       continue;
     }
     if (op->kind == OpKind::Read) {
-      home_[op->result()] = variableHome(*op->var, block, op->result()->type);
+      home_[op->result()] = readHome(*op);
       continue;
     }
     if (op->kind == OpKind::Wait) {
@@ -395,7 +405,7 @@ void MemoryPlan::run() {
     const Home& home = home_[value];
     if (home.var) {
       value->place = home.place;
-      value->place->offset = home.var->place->offset;
+      value->place->offset += home.var->place->offset;
     } else {
       value->place = Place{buffers_[home.buffer].offset, {}};
     }

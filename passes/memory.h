@@ -26,7 +26,7 @@ class MemoryPlan {
   struct Home {
     int buffer = -1;
     const Variable* var = nullptr;
-    Place place;             // within the variable: strides only
+    Place place;             // within the variable
     bool isCarried = false;  // a repeat's buffer: its life is the repeat's, not the value's
   };
 
@@ -50,6 +50,7 @@ class MemoryPlan {
   const Value* dyingOperand(const Op& op, unsigned resultIndex) const;
   Place slicePlace(const Variable& var, const Block& block) const;
   Home variableHome(const Variable& var, const Block& block, const Type& type) const;
+  Home readHome(const Op& read) const;
 
   Module& module_;
   int time_ = 0;

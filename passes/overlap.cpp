@@ -2,14 +2,11 @@
 // that what lies between runs meanwhile. Sums of the step that go straight to variables are joined to
 // buckets: one message for many small tensors. Tested by tests/passes/overlap.
 #include "llvm/ADT/STLExtras.h"
+#include "passes/bucket.h"
 #include "passes/passes.h"
 
 namespace planc {
 namespace {
-
-// Of a message, as data-parallel trainers have found it to pay: large enough for full bandwidth,
-// small enough that the first is under way early.
-constexpr int64_t kBucketBytes = 25 << 20;
 
 // A collective whose results only go to variables.
 bool isStored(const Op& op) {
@@ -19,42 +16,17 @@ bool isStored(const Op& op) {
   });
 }
 
-bool fitTogether(const Op& a, const Op& b) {
-  return a.kind == b.kind && a.attrs.words("axes") == b.attrs.words("axes") &&
-         a.operand(0)->type.elem == b.operand(0)->type.elem;
-}
-
-int64_t operandBytes(const Op& op) {
-  int64_t bytes = 0;
-  for (const Value* operand : op.operands()) bytes += operand->type.bytes();
-  return bytes;
-}
-
 // Joins the collectives of a bucket where the last of them stands; their writes come behind it.
 void join(llvm::ArrayRef<Op*> bucket) {
   if (bucket.size() < 2) return;
-  Op& last = *bucket.back();
-  Block* block = last.parent();
-  llvm::SmallVector<Value*, 8> operands;
-  llvm::SmallVector<Type, 8> types;
-  Words dims;
-  for (const Op* op : bucket)
-    for (unsigned i = 0; i < op->operands().size(); ++i) {
-      operands.push_back(op->operand(i));
-      types.push_back(op->result(i)->type);
-      for (const std::string& dim : op->attrs.words("dim")) dims.push_back(dim);
-    }
-  Attrs attrs = last.attrs;
-  if (!dims.empty()) attrs.set("dim", dims);
-  Builder builder(block, block->indexOf(&last) + 1);
-  builder.loc = last.loc;
-  Op* joined = builder.create(last.kind, operands, types, attrs);
+  Block* block = bucket.back()->parent();
+  Builder builder(block, block->indexOf(bucket.back()) + 1);
+  Op* joined = joinBucket(builder, bucket);
   unsigned next = 0;
   for (Op* op : bucket) {
     for (Value* result : op->results()) {
       Op* write = result->uses()[0].op;
       Value* fresh = joined->result(next++);
-      fresh->name = result->name;
       Builder behind(block, block->indexOf(joined) + next);
       behind.loc = write->loc;
       behind.write(write->var, fresh);
@@ -64,19 +36,11 @@ void join(llvm::ArrayRef<Op*> bucket) {
   }
 }
 
-void makeBuckets(Block& block) {
-  std::vector<std::vector<Op*>> buckets;
-  for (Op* op : block.ops) {
-    if (!op->has(Comm) || op->kind == OpKind::AllToAll || !isStored(*op)) continue;
-    auto open = llvm::find_if(buckets, [&](const std::vector<Op*>& bucket) {
-      int64_t bytes = operandBytes(*op);
-      for (const Op* other : bucket) bytes += operandBytes(*other);
-      return fitTogether(*bucket.front(), *op) && bytes <= kBucketBytes;
-    });
-    if (open == buckets.end()) buckets.push_back({op});
-    else open->push_back(op);
-  }
-  for (const std::vector<Op*>& bucket : buckets) join(bucket);
+void joinStored(Block& block) {
+  llvm::SmallVector<Op*, 8> stored;
+  for (Op* op : block.ops)
+    if (op->has(Comm) && op->kind != OpKind::AllToAll && isStored(*op)) stored.push_back(op);
+  for (const std::vector<Op*>& bucket : makeBuckets(stored)) join(bucket);
 }
 
 // The first op of the block that uses a result, itself or within its body; the block's size if none.
@@ -111,6 +75,7 @@ void split(Op& op) {
   Builder builder(block, at);
   builder.loc = op.loc;
   Op* wait = builder.create(OpKind::Wait, operands, types);
+  if (op.isUnlessLast()) wait->attrs.set("unless_last", int64_t{1});
   for (auto& [result, list] : uses) {
     wait->result(result->index())->name = result->name;
     for (const Use& use : list) use.op->setOperand(use.index, wait->result(result->index()));
@@ -125,7 +90,7 @@ void split(Op& op) {
 }
 
 void overlap(Block& block) {
-  makeBuckets(block);
+  joinStored(block);
   for (Op* op : std::vector<Op*>(block.ops)) {
     if (op->kind == OpKind::Repeat) overlap(*op->body);
     if (op->has(Comm) && !op->isFlag("start")) split(*op);

@@ -19,6 +19,7 @@ static const PassInfo kPasses[] = {
     {"shard", shard, "types every value from the plan's splits: who holds which piece"},
     {"collectives", collectives, "casts between sharded types become collectives"},
     {"fuse", fuse, "joins elementwise chains, adds gradients in place"},
+    {"prefetch", prefetch, "weights that layers gather are gathered a layer ahead"},
     {"overlap", overlap, "collectives start early and are waited for late; buckets"},
     {"memory", memory, "gives every buffer its offset in one arena of exact size"},
     {"emit", emit, "the rank program"},

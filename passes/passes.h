@@ -42,6 +42,18 @@ void collectives(Module& module, Diagnostics& diags);
 // is only added to a gradient accumulates in place. Behind everything that makes such ops.
 void fuse(Module& module, Diagnostics& diags);
 
+// A `repeat` that gathers each layer's weights gathers them a layer ahead and carries them:
+//   repeat(%x) body(%x) {            =>   %0 = read @w {index = 0}
+//     %w = read @w                        %1 = all_gather(%0)
+//     %g = all_gather(%w)                 repeat(%x, %1) body(%x, %g) {
+//     %y = einsum(%x, %g)                   %n = read @w {ahead = 1}
+//     yield(%y)                             %h = all_gather(%n) {unless_last = 1}
+//   }                                       %y = einsum(%x, %g)
+//                                           yield(%y, %h)
+//                                         }
+// Before `overlap`, which waits for the gather where the body ends.
+void prefetch(Module& module, Diagnostics& diags);
+
 // Collectives become start and wait, apart as far as may be; small ones with one aim are joined.
 // Behind `fuse`, so that the order of ops is final.
 void overlap(Module& module, Diagnostics& diags);

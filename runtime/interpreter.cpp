@@ -86,8 +86,8 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
     made.results.push_back(pointer(*result->place, enclosing));
   auto copy = [&](const Value& from, const Value& to) {
     if (from.place != to.place)
-      made.copies.push_back(
-          {pointer(*from.place, enclosing), pointer(*to.place, enclosing), from.type.bytes()});
+      made.copies.push_back({pointer(*from.place, enclosing), pointer(*to.place, enclosing),
+                             from.type.bytes(), from.def() && from.def()->isUnlessLast()});
   };
   switch (op.kind) {
     case OpKind::Repeat: {
@@ -107,7 +107,7 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
       // Nothing moves when the value was made in its variable.
       Pointer to = slice(*op.var, enclosing);
       if (made.operands[0] != to)
-        made.copies.push_back({made.operands[0], to, op.operand(0)->type.bytes()});
+        made.copies.push_back({made.operands[0], to, op.operand(0)->type.bytes(), false});
       return made;
     }
     case OpKind::Zero:
@@ -149,7 +149,9 @@ llvm::Expected<std::unique_ptr<Exchange>> Interpreter::prepareExchange(const Op&
 }
 
 void Interpreter::move(const std::vector<Copy>& copies) {
-  for (const Copy& copy : copies) device_.copy(resolve(copy.to), resolve(copy.from), copy.bytes);
+  for (const Copy& copy : copies)
+    if (!isLast_ || !copy.unlessLast)
+      device_.copy(resolve(copy.to), resolve(copy.from), copy.bytes);
 }
 
 llvm::Error Interpreter::run(const Instruction& instruction) {
@@ -158,10 +160,13 @@ llvm::Error Interpreter::run(const Instruction& instruction) {
     case OpKind::Repeat: {
       move(instruction.copies);
       int64_t& counter = counters_[instruction.depth + 1];
+      bool isOuterLast = isLast_;
       for (int64_t i = 0; i < instruction.count; ++i) {
         counter = instruction.reverse ? instruction.count - 1 - i : i;
+        isLast_ = i + 1 == instruction.count;
         if (llvm::Error error = run(instruction.body)) return error;
       }
+      isLast_ = isOuterLast;
       return llvm::Error::success();
     }
     case OpKind::Yield:
@@ -220,6 +225,7 @@ llvm::Error Interpreter::runExchange(const Instruction& instruction) {
 
 llvm::Error Interpreter::run(const std::vector<Instruction>& instructions) {
   for (const Instruction& instruction : instructions) {
+    if (isLast_ && instruction.op->isUnlessLast()) continue;
     if (!trace_) {
       if (llvm::Error error = run(instruction)) return error;
       continue;

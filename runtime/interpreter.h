@@ -48,6 +48,7 @@ class Interpreter {
   struct Copy {
     Pointer from, to;
     int64_t bytes;
+    bool unlessLast;  // the last iteration has not made it
   };
   struct Instruction {
     const Op* op = nullptr;
@@ -69,9 +70,9 @@ class Interpreter {
   Pointer pointer(const Place& place, const Words& enclosing) const;
   Pointer slice(const Variable& var, const Words& enclosing) const;
   std::byte* resolve(const Pointer& pointer) const {
-    std::byte* at = arena_ + pointer.offset;
+    int64_t at = pointer.offset;
     for (const auto& [counter, stride] : pointer.strides) at += counters_[counter] * stride;
-    return at;
+    return arena_ + at;
   }
   llvm::Expected<std::unique_ptr<Exchange>> prepareExchange(const Op& op, llvm::StringRef name);
   llvm::Error run(const std::vector<Instruction>& instructions);
@@ -88,6 +89,7 @@ class Interpreter {
   std::byte* arena_ = nullptr;
   std::vector<std::pair<std::string, std::vector<Instruction>>> functions_;
   std::vector<int64_t> counters_;  // see Pointer
+  bool isLast_ = false;            // in the last iteration of the innermost repeat
   std::vector<void*> operandScratch_;
   std::vector<void*> resultScratch_;
   std::vector<double> seconds_;

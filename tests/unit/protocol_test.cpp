@@ -141,6 +141,31 @@ const Case kCases[] = {
      [](Module& m) { m.schedule.erase(m.schedule.begin()); },
      {"ranks 2 and 3 enter different operations: iteration 'microbatch 0, layer 0' and 'microbatch "
       "1, layer 0'"}},
+    {"one leaves out the last iteration",
+     2,
+     [](Module& m) { find(m, "ffn")->attrs.set("unless_last", int64_t{1}); },
+     {"ranks 2 and 3 enter different operations: in the last iteration 'left out' and 'run'",
+      "rank 2 (data 1, tensor 0), operation 2, microbatch 0, layer 0:"}},
+    {"another slice",
+     0,
+     [](Module& m) {
+       Variable stack;
+       stack.type = find(m, "w")->result()->type;
+       Op* gather = find(m, "weight");
+       Builder b(gather->parent(), 0);
+       gather->setOperand(0, b.create(OpKind::Read, {}, {gather->operand(0)->type},
+                                      {{"index", int64_t{1}}}, m.addVar(stack))
+                                 ->result());
+     },
+     {"ranks 0 and 2 enter different operations: slice '1' and ''"}},
+    {"starts what it never waits for",
+     1,
+     [](Module& m) {
+       Op* attention = find(m, "attention");
+       test::defer(attention);
+       attention->attrs.set("unless_last", int64_t{1});
+     },
+     {"rank 1", "the last iteration leaves out one of start and wait"}},
     {"never waited for",
      3,
      [](Module& m) { drop(find(m, "gradient", true)); },
@@ -203,6 +228,13 @@ TEST(Protocol, SameProgramsFit) {
   EXPECT_EQ(verdict(one), "");
   drop(find(*one.roles[0].program, "gradient", true));
   EXPECT_NE(verdict(one), "");
+}
+
+// All leave out the same; one of them waits elsewhere.
+TEST(Protocol, LeftOutByAllFits) {
+  auto base = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 2}}));
+  find(*base, "attention")->attrs.set("unless_last", int64_t{1});
+  EXPECT_EQ(verdict(spoil(*base, 2, [](Module& m) { test::defer(find(m, "attention")); })), "");
 }
 
 // What a rank does on its own, or how it waits, is nobody else's business.
@@ -436,7 +468,9 @@ bool fits(const Planx& planx) {
   for (size_t i = 0; i < ranks.size(); ++i) {
     const Module& module = *planx.roles[planx.roleOf(int64_t(i))].program;
     std::function<void(const Block&, Iterations)> unroll = [&](const Block& block, Iterations at) {
+      bool isLast = !at.empty() && at.back() + 1 == block.owner()->attrs.integer("count");
       for (const Op* op : block.ops) {
+        if (isLast && op->isUnlessLast()) continue;
         if (op->kind == OpKind::Repeat)
           for (int64_t k = 0; k < op->attrs.integer("count"); ++k) {
             at.push_back(k);
@@ -479,7 +513,9 @@ bool fits(const Planx& planx) {
     for (const auto& [member, ops] : group)
       for (size_t i = 0; i < ops.size(); ++i) {
         const Event &a = ops[i], &b = group.begin()->second[i];
-        if (a.op->result()->name != b.op->result()->name || a.at != b.at) return false;
+        if (a.op->result()->name != b.op->result()->name || a.at != b.at ||
+            a.op->isUnlessLast() != b.op->isUnlessLast())
+          return false;
       }
   return true;
 }
@@ -508,6 +544,8 @@ TEST(Protocol, AgreesWithAPlainRun) {
     Op* repeat = f.repeat("r", 2, false, {});
     Builder b(repeat->body.get());
     fill(b);
+    for (Op* op : repeat->body->ops)
+      if (below(3) == 0) op->attrs.set("unless_last", int64_t{1});
     b.create(OpKind::Yield, {}, {});
     fill(f);
     // Roles: some coordinates run it with an exchange, one message less, or waits that come later.
@@ -526,7 +564,12 @@ TEST(Protocol, AgreesWithAPlainRun) {
       });
       Op* op = ops[below(ops.size())];
       size_t at = op->parent()->indexOf(op);
-      switch (below(4)) {
+      switch (below(5)) {
+        case 4:
+          if (!op->parent()->owner()) break;
+          if (op->isUnlessLast()) op->attrs.erase("unless_last");
+          else op->attrs.set("unless_last", int64_t{1});
+          break;
         case 0:
           if (at + 1 < op->parent()->ops.size() && op->parent()->ops[at + 1]->has(Comm))
             swapWithNext(op);

@@ -56,6 +56,7 @@ inline Op* defer(Op* op) {
   llvm::SmallVector<Type, 2> types;
   for (const Value* result : op->results()) types.push_back(result->type);
   Op* wait = b.create(OpKind::Wait, operands, types, {}, nullptr, op->result()->name);
+  if (op->isUnlessLast()) wait->attrs.set("unless_last", int64_t{1});
   for (unsigned i = 0; i < types.size(); ++i)
     for (const Use& use : std::vector<Use>(op->result(i)->uses()))
       if (use.op != wait) use.op->setOperand(use.index, wait->result(i));

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ranks.h"
+#include "sharded.h"
 
 namespace planc {
 namespace {
@@ -33,6 +34,35 @@ TEST(Traffic, WhatIsNotCalledIsNotCounted) {
   auto module = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 4}}));
   module->schedule = {{"update", -1}};
   EXPECT_EQ(trafficOf(*module).total().times, 1);
+}
+
+// Three layers, but only two run it; in each of two microbatches.
+TEST(Traffic, LeftOutInTheLastIteration) {
+  auto module = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 4}}));
+  Op* attention = test::find(*module, "attention");
+  attention->attrs.set("unless_last", int64_t{1});
+  EXPECT_EQ(trafficOf(*module).transfers[0].times, 4);
+  EXPECT_EQ(trafficOf(*module).total(OpKind::AllReduce, "tensor").times, 10);
+}
+
+// ZeRO-3: each layer's weights once there and once back, in both microbatches, also where the layer is
+// computed again; and so does what lies outside of layers.
+TEST(Traffic, ShardedWeightsAreGatheredTwiceALayer) {
+  for (const char* recompute : {"none", "layer"}) {
+    auto module = test::sharded(
+        test::dense(std::string(test::kTensor) + "shard weights over data microbatches 2 recompute " +
+                    recompute),
+        "emit");
+    std::map<std::string, int64_t> times;
+    for (const Transfer& transfer : trafficOf(*module).transfers)
+      for (const Value* operand : transfer.op->operands())
+        if (const Op* read = operand->def(); read && read->kind == OpKind::Read)
+          if (read->var->kind == VarKind::Weight) times[read->var->name] += transfer.times;
+    for (const char* weight : {"wq", "wk", "wv", "wo"})
+      EXPECT_EQ(times["layer.attention." + std::string(weight)], 4 * 2 * 2) << recompute;
+    EXPECT_EQ(times["layer.mlp.down"], 4 * 2 * 2) << recompute;
+    EXPECT_EQ(times["output"], 2 * 2) << recompute;
+  }
 }
 
 TEST(Traffic, AxesTogetherAndInParts) {
