@@ -32,7 +32,7 @@ static bool dump(const Module& module, const PassOptions& options, size_t number
   if (options.dumpDir.empty()) {
     if (options.dumps) {
       *options.dumps << "// after " << pass << '\n';
-      printModule(module, *options.dumps);
+      printModule(module, *options.dumps, {options.locations});
     }
     return true;
   }
@@ -43,7 +43,7 @@ static bool dump(const Module& module, const PassOptions& options, size_t number
   if (!error) {
     llvm::raw_fd_ostream out(path, error);
     if (!error) {
-      printModule(module, out);
+      printModule(module, out, {options.locations});
       out.flush();
       error = out.error();
       out.clear_error();

@@ -13,6 +13,7 @@ struct PassOptions {
   std::vector<std::string> passes;  // names in order; empty: all
   std::string dumpAfter;            // a pass's name, or `all`
   std::string dumpDir;              // write dumps as files there instead of to `dumps`
+  bool locations = true;            // in dumps
   bool time = false;
   int64_t bisect = -1;  // run only the first N passes
   llvm::raw_ostream* dumps = nullptr;

@@ -136,6 +136,7 @@ std::optional<PassOptions> passOptions() {
     return std::nullopt;
   }
   options.dumpAfter = dumpAfter;
+  options.locations = !noLocations;
   options.dumpDir = dumpDir;
   options.time = timePasses;
   options.bisect = bisect;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <thread>
 
 #include "ir/planx.h"
@@ -184,7 +185,8 @@ struct First {
 llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data) {
   if (session.stepsDone() >= steps)
     return failure("the checkpoint is at step " + llvm::Twine(session.stepsDone()) +
-                   ", and --steps is " + llvm::Twine(steps));
+                   ", and --steps is " + llvm::Twine(steps) +
+                   "; it counts from the model's first step");
   First first;
   bool isFirst = comm.rank() == 0;
   if (llvm::Error error = onFirst(comm, [&] { return first.open(); })) return error;
@@ -235,7 +237,7 @@ llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data)
     if (!first.records.empty()) report(first.records, session, comm.size());
   }
   if (isStopped)
-    return failure("stopped by a signal behind step " + llvm::Twine(session.stepsDone()));
+    return failure("stopped by a signal after step " + llvm::Twine(session.stepsDone()));
   return llvm::Error::success();
 }
 
@@ -289,8 +291,9 @@ Exit onRanks(Communicator* mpi, F&& body) {
   int64_t ranks = planx->grid().ranks();
   if (!mpi) return runThreads(kTool, ranks, std::chrono::seconds(timeout), onRank);
   if (mpi->size() != ranks)
-    return fail("'" + input + "' is for " + llvm::Twine(ranks) + " ranks, and there are " +
-                llvm::Twine(mpi->size()) + " processes: mpirun -n " + llvm::Twine(ranks) + " ...");
+    return fail("'" + input + "' is for " + llvm::Twine(ranks) + " ranks, and the processes are " +
+                llvm::Twine(mpi->size()) + ": mpirun -n " + llvm::Twine(ranks) +
+                " planrun ... --comm mpi");
   if (llvm::Error error = onRank(*mpi)) return fail(std::move(error));
   return kYes;
 }
@@ -348,6 +351,11 @@ int main(int argc, char** argv) {
   if (!runCommand && !evalCommand && !verifyCommand)
     return fail("which command? 'planrun --help' lists them", kUsage);
   if (timeout < 1) return fail("--timeout takes a number from 1", kUsage);
+  // Processes that an MPI starts would each run all ranks and write the same files.
+  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+    if (const char* text = std::getenv(size); text && commName != "mpi" && std::atoi(text) > 1)
+      return fail(llvm::StringRef(text) + " processes were started, and each would run all ranks: "
+                  "add --comm mpi", kUsage);
   if (verifyCommand) return verify();
   if (commName != "threads" && commName != "mpi")
     return fail("there is no communicator '" + commName + "' here; there are: threads, mpi",

@@ -134,7 +134,7 @@ class MpiCommunicator : public Communicator {
 };
 
 void MpiCommunicator::abort(const std::string& why) {
-  llvm::errs() << "planc: rank " + std::to_string(rank()) + " " + why + "\n";
+  llvm::errs() << "planrun: rank " + std::to_string(rank()) + " " + why + "\n";
   MPI_Abort(MPI_COMM_WORLD, 1);
   std::abort();
 }
