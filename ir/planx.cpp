@@ -496,6 +496,18 @@ static bool isCovered(const Planx& planx) {
   return true;
 }
 
+// A program's inputs and weights are those of the model.
+static llvm::Error checkFits(const Module& model, const Module& program) {
+  for (const auto& var : program.vars) {
+    if (var->kind != VarKind::Input && var->kind != VarKind::Weight) continue;
+    const Variable* of = model.findVar(var->name);
+    if (!of || of->kind != var->kind || of->type.dims != var->type.whole().dims ||
+        of->vocab != var->vocab || of->follows != var->follows)
+      return broken("the program's '" + var->name + "' is not the model's");
+  }
+  return llvm::Error::success();
+}
+
 llvm::Expected<Planx> readPlanx(llvm::StringRef bytes) {
   if (bytes.size() < sizeof kMagic || memcmp(bytes.data(), kMagic, sizeof kMagic) != 0)
     return broken("this is no .planx file");
@@ -538,6 +550,8 @@ llvm::Expected<Planx> readPlanx(llvm::StringRef bytes) {
   if (at != bytes.size()) return broken("the file has bytes behind its end");
   for (const Role& role : planx.roles)
     if (role.program->grid != planx.grid()) return broken("the programs have different grids");
+  for (const Role& role : planx.roles)
+    if (llvm::Error error = checkFits(*planx.model, *role.program)) return error;
   if (!isCovered(planx)) return broken("a rank of the grid has no program");
   return planx;
 }

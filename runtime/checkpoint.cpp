@@ -34,6 +34,12 @@ bool isState(const Variable& var) {
 
 }  // namespace
 
+std::string Session::checkpointFile(llvm::StringRef path) {
+  llvm::SmallString<128> file(path);
+  if (llvm::sys::fs::is_directory(path)) llvm::sys::path::append(file, kCheckpoint);
+  return file.str().str();
+}
+
 llvm::Error Session::load(llvm::StringRef path, std::string& note) {
   llvm::SmallString<128> file(path);
   if (llvm::sys::fs::is_directory(path)) llvm::sys::path::append(file, kCheckpoint);
@@ -80,7 +86,16 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
         if (llvm::Error error = read(*var, interpreter_->data(*var))) return error;
     return setWeights(read);
   };
-  if (llvm::Error error = comm_.agree(readAll())) return error;
+  // One that can't be trained on is told now, not when the run wants to save.
+  auto readFinite = [&]() -> llvm::Error {
+    if (llvm::Error error = readAll()) return error;
+    for (const auto& var : program_.vars)
+      if (isState(*var) && (var->kind == VarKind::Weight || hasMoments) &&
+          !isFinite(*var, interpreter_->data(*var)))
+        return fileError(file, "'" + var->name + "' is not finite");
+    return llvm::Error::success();
+  };
+  if (llvm::Error error = comm_.agree(readFinite())) return error;
   if (!hasMoments) {
     zeroMoments();
     note = "'" + file.str().str() + "' has no optimizer state: it starts at zero";

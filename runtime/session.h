@@ -35,6 +35,8 @@ class Session {
   // Together: weights, optimizer state and step from a checkpoint (a folder or a file) of any grid. A
   // file without optimizer state (weights from elsewhere) starts it at zero; `note` then says so.
   llvm::Error load(llvm::StringRef path, std::string& note);
+  // The file of a checkpoint that is named by its folder, or by itself.
+  static std::string checkpointFile(llvm::StringRef path);
   // Makes a folder for checkpoints and sees that it can be written to.
   static llvm::Error prepareFolder(llvm::StringRef folder);
   // Together: weights, optimizer state and step into `folder`/checkpoint.safetensors, whole or not

@@ -61,7 +61,8 @@ cl::opt<int> threads(
     cl::desc("CPU threads of each rank (all ranks together: as many as there are)"),
     cl::value_desc("N"), cl::cat(category), cl::sub(runCommand), cl::sub(evalCommand));
 cl::opt<int> timeout("timeout", cl::init(60),
-                     cl::desc("End the run when a rank waits so long for others (60)"),
+                     cl::desc("End the run when a rank waits so long for others (60; verify, where "
+                              "ranks wait for the one that runs the model: 3600)"),
                      cl::value_desc("SECONDS"), cl::cat(category), cl::sub(runCommand),
                      cl::sub(evalCommand), cl::sub(verifyCommand));
 cl::opt<std::string> logPath("log", cl::desc("Write a JSON line a step"), cl::value_desc("FILE"),
@@ -307,7 +308,9 @@ Exit run(Communicator* mpi) {
     if (option->getNumOccurrences() > 0 && option->empty())
       return fail("--" + option->ArgStr + " is empty", kUsage);
   for (llvm::StringRef out : {llvm::StringRef(logPath), llvm::StringRef(tracePath)})
-    for (llvm::StringRef in : {llvm::StringRef(input), llvm::StringRef(dataPath)})
+    for (const std::string& in :
+         {input.getValue(), dataPath.getValue(), Session::checkpointFile(loadPath),
+          Session::checkpointFile(saveFolder)})
       if (isSameFile(out, in))
         return fail("'" + out + "' would be overwritten, and is read", kUsage);
   if (isSameFile(logPath, tracePath)) return fail("--log and --trace name the same file", kUsage);
@@ -329,13 +332,15 @@ Exit evaluate(Communicator* mpi) {
 Exit verify() {
   if (verifySteps < 1 || verifySteps > 1000)
     return fail("--steps takes a number from 1 to 1000", kUsage);
+  if (bound.getNumOccurrences() > 0 && !(bound > 0 && std::isfinite(bound)))
+    return fail("--bound takes a number above 0", kUsage);
   if (verifyPrecision != "f64" && verifyPrecision != "plan")
     return fail("--precision takes f64 or plan", kUsage);
   auto planx = open(input);
   if (!planx) return fail(planx.takeError());
   return planc::verify(kTool, input, *planx,
                        {verifySteps, verifyPrecision == "plan", bound, json,
-                        std::chrono::seconds(timeout)});
+                        std::chrono::seconds(timeout.getNumOccurrences() > 0 ? int(timeout) : 3600)});
 }
 
 }  // namespace

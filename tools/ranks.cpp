@@ -12,11 +12,20 @@ Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds t
   std::unique_ptr<ThreadTeam> team = makeThreadTeam(int(ranks), timeout);
   std::vector<std::string> errors{size_t(ranks)};
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < int(ranks); ++rank)
-    threads.emplace_back([&, rank] {
+  for (int rank = 0; rank < int(ranks); ++rank) {
+    auto run = [&, rank] {
       std::unique_ptr<Communicator> comm = team->communicator(rank);
       errors[size_t(rank)] = llvm::toString(body(*comm));
-    });
+    };
+    // The library throws where the system has no more threads; ranks that run wait for those missing.
+    try {
+      threads.emplace_back(run);
+    } catch (const std::exception&) {
+      fail(tool, "this machine can't start " + llvm::Twine(ranks) + " threads, one a rank (it started " +
+                     llvm::Twine(rank) + "): use a smaller grid, or --comm mpi over several machines");
+      std::_Exit(kNo);
+    }
+  }
   bool haveEnded = team->waitForEnd();
   std::string failure = team->failure();
   if (haveEnded)

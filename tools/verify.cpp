@@ -14,15 +14,22 @@ namespace planc {
 namespace {
 
 // The plan's model as a program for one rank.
-std::unique_ptr<Module> oneRankProgram(const Module& model, bool isWide, std::string& fault) {
+std::unique_ptr<Module> oneRankProgram(const Module& model, bool isWide, std::string& fault,
+                                       Exit& code) {
   std::unique_ptr<Module> one = cloneModule(model);
   one->grid = {};
   one->splits.clear();
   one->shards.clear();
   if (isWide) widen(*one);
   Diagnostics diags;
-  if (runPasses(*one, {}, diags, fault) == PassResult::Ok) return one;
-  if (fault.empty()) fault = "the model does not compile for one rank";
+  PassResult result = runPasses(*one, {}, diags, fault);
+  if (result == PassResult::Ok) return one;
+  code = result == PassResult::InternalError ? kFault : kNo;
+  if (fault.empty()) {
+    llvm::raw_string_ostream out(fault);
+    out << "its model does not compile for one rank\n";
+    diags.print(out);
+  }
   return nullptr;
 }
 
@@ -144,11 +151,12 @@ Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx,
             const VerifyCommand& command) {
   bool isWide = !command.ownPrecision;
   std::string fault;
-  std::unique_ptr<Module> one = oneRankProgram(*planx.model, isWide, fault);
+  Exit failure = kNo;
+  std::unique_ptr<Module> one = oneRankProgram(*planx.model, isWide, fault, failure);
   std::unique_ptr<Module> exact;
   if (one && !isWide && one->settings.word("precision") != "f64")
-    exact = oneRankProgram(*planx.model, true, fault);
-  if (!fault.empty()) return fail(tool, "'" + path + "': " + fault, kFault);
+    exact = oneRankProgram(*planx.model, true, fault, failure);
+  if (!fault.empty()) return fail(tool, "'" + path + "': " + fault, failure);
   if (isWide)
     for (Role& role : planx.roles) widen(*role.program);
   std::string precision = one->settings.word("precision");
