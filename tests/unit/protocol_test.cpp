@@ -427,6 +427,13 @@ TEST(Protocol, CheckRefusesAFile) {
     std::rotate(before, sum, sum + 1);
   });
   planx.model = std::make_unique<Module>();
+  for (const auto& var : program->vars)
+    if (var->kind == VarKind::Input || var->kind == VarKind::Weight) {
+      Variable whole = *var;
+      whole.type = whole.type.whole();
+      whole.place.reset();
+      planx.model->addVar(std::move(whole));
+    }
   std::string path = ::testing::TempDir() + "protocol-" + std::to_string(::getpid()) + ".planx";
   {
     std::error_code error;
