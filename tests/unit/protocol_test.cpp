@@ -427,6 +427,7 @@ TEST(Protocol, CheckRefusesAFile) {
     std::rotate(before, sum, sum + 1);
   });
   planx.model = std::make_unique<Module>();
+  planx.model->settings = program->settings;
   for (const auto& var : program->vars)
     if (var->kind == VarKind::Input || var->kind == VarKind::Weight) {
       Variable whole = *var;
