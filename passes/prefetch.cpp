@@ -91,7 +91,8 @@ llvm::SmallVector<Value*, 16> gatherAt(Builder builder, llvm::ArrayRef<Gather> g
   for (const auto& [read, permute, gather] : gathers) {
     builder.loc = read->loc;
     const Value& whole = *read->result();
-    Value* piece = builder.create(OpKind::Read, {}, {whole.type}, slice, read->var, whole.name)->result();
+    Value* piece =
+        builder.create(OpKind::Read, {}, {whole.type}, slice, read->var, whole.name)->result();
     if (permute) piece = repeated(*permute, piece);
     fresh.push_back(repeated(*gather, piece)->def());
   }

@@ -9,10 +9,10 @@ namespace {
 
 TEST(Prefetch, SendsWhatTrafficCounts) {
   for (const char* recompute : {"none", "layer"}) {
-    auto module = test::sharded(
-        test::dense(std::string(test::kTensor) + "shard weights over data microbatches 2 recompute " +
-                    recompute),
-        "emit");
+    auto module =
+        test::sharded(test::dense(std::string(test::kTensor) +
+                                  "shard weights over data microbatches 2 recompute " + recompute),
+                      "emit");
     ASSERT_TRUE(module);
     int64_t expected = trafficOf(*module).total().bytes;
     test::onGoodRanks(4, [&](Communicator& comm) -> llvm::Error {

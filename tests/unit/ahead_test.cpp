@@ -51,8 +51,10 @@ TEST(Ahead, ProgramIsSoundInBothForms) {
   ASSERT_EQ(verdict(kProgram), "");
   // A variable at the arena's start: ahead of its first slice lies nothing.
   std::string low = with(with(kProgram, "@0x0\n", "@0x80\n"), "@0x40\n", "@0x0\n");
-  for (auto [from, to] : {std::pair("@0x40\n", "@0x0\n"), {"@0x60+", "@0x20+"}, {"@0x80\n    %i",
-                          "@0x40\n    %i"}, {"@0x20+layer*0x20\n      %l", "@-0x20+layer*0x20\n      %l"}})
+  for (auto [from, to] : {std::pair("@0x40\n", "@0x0\n"),
+                          {"@0x60+", "@0x20+"},
+                          {"@0x80\n    %i", "@0x40\n    %i"},
+                          {"@0x20+layer*0x20\n      %l", "@-0x20+layer*0x20\n      %l"}})
     low = with(low, from, to);
   low = with(low, "@0xa0", "@0x60");
   ASSERT_EQ(verdict(low), "");
@@ -91,15 +93,16 @@ TEST(Ahead, NamesTheBrokenRule) {
       {"index = 0", "index = word", "picks slice -1 of 3"},
       {"read @w {index = 0} : f32[model 16/data]", "read @x {index = 0} : f32[model 16]",
        "'@x', which stacks none"},
-      {"read @w {index = 0} : f32[model 16/data] @0x40", "read @in {index = 0} : i32[s 1, t 1] @0xa0",
-       "'@in', which stacks none"},
+      {"read @w {index = 0} : f32[model 16/data] @0x40",
+       "read @in {index = 0} : i32[s 1, t 1] @0xa0", "'@in', which stacks none"},
       {"{ahead = 1}", "{index = 1}", "which the repeat around it does"},
       {"index = 0} : f32[model 16/data]", "index = 0} : f32[layer 3, model 16/data]",
        "but the slice is f32[model 16/data]"},
       // What is left out.
       {"dim = [model]} : f32[model 16] @0xc0\n    %last",
        "dim = [model], unless_last = 1} : f32[model 16] @0xc0\n    %last", "outside a repeat"},
-      {"write @x(%h)", "write @x(%h) {unless_last = 1}", "is 'unless_last', but does more than make values"},
+      {"write @x(%h)", "write @x(%h) {unless_last = 1}",
+       "is 'unless_last', but does more than make values"},
       {"wait(%k, %n) {unless_last = 1}", "wait(%k, %n)", "reads ahead for 'wait'"},
       {"%l = all_gather(%o) {axes = [data], dim = [model], unless_last = 1}",
        "%p = read @w : f32[model 16/data] @0x40+layer*0x20\n"

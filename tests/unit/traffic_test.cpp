@@ -49,10 +49,10 @@ TEST(Traffic, LeftOutInTheLastIteration) {
 // computed again; and so does what lies outside of layers.
 TEST(Traffic, ShardedWeightsAreGatheredTwiceALayer) {
   for (const char* recompute : {"none", "layer"}) {
-    auto module = test::sharded(
-        test::dense(std::string(test::kTensor) + "shard weights over data microbatches 2 recompute " +
-                    recompute),
-        "emit");
+    auto module =
+        test::sharded(test::dense(std::string(test::kTensor) +
+                                  "shard weights over data microbatches 2 recompute " + recompute),
+                      "emit");
     std::map<std::string, int64_t> times;
     for (const Transfer& transfer : trafficOf(*module).transfers)
       for (const Value* operand : transfer.op->operands())
