@@ -86,15 +86,15 @@ int64_t PartialSums::useCost(const Value* value, const Use& use) {
   Linear linear = linearIn(op, use.index);
   if (linear == Linear::No) return all;
   bool isTogether = linear == Linear::Together;
-  if (isTogether && op.result()->type.dims.empty()) return 0;
   Axes kept = partialOperands(op, [&](const Value* v) { return possible(v); });
   Assignment assignment = assign(op);
   for (const Axis& axis : possible(value))
     if (assignment.has(axis.name) || !hasAxis(kept, axis.name)) return all;
+  // What is added to sums that are partial anyway is added up with them, at no cost of its own.
+  if (isTogether) return 0;
   int64_t cost = 0;
   for (const Value* result : op.results()) cost += laterCost(result);
-  // What is added up together shares the cost.
-  return isTogether ? cost / int64_t(op.operands().size()) : cost;
+  return cost;
 }
 
 }  // namespace planc
