@@ -190,7 +190,17 @@ Type Variable::slice(llvm::ArrayRef<std::string> enclosing) const {
   return result;
 }
 
+Type Variable::wholeType() const {
+  Type result = type.whole();
+  if (piece) result.dims.front().size = piece->all;
+  return result;
+}
+
 // Modules.
+
+bool Module::fits(const Coordinates& rank) const {
+  return llvm::all_of(where, [&](const auto& at) { return rank.on(at.first) == at.second; });
+}
 
 Variable* Module::findVar(llvm::StringRef name) const { return varByName_.lookup(name); }
 
@@ -299,6 +309,11 @@ Op* Builder::repeat(llvm::StringRef dim, int64_t count, bool reverse, llvm::Arra
     op->body->addArg(init[i]->type, init[i]->name);
   }
   return op;
+}
+
+llvm::StringRef name(Phase phase) {
+  static const llvm::StringRef kNames[] = {"call", "start", "wait"};
+  return kNames[size_t(phase)];
 }
 
 llvm::StringRef name(Level level) {

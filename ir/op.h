@@ -94,11 +94,18 @@ class Attrs {
   std::vector<std::pair<std::string, Attr>> list_;
 };
 
-// Where a value lies at rank level: bytes from the arena's start, plus a stride for each enclosing
-// `repeat` (by dim name) whose iteration moves it.
+// How far one iteration of an enclosing `repeat` (by dim name), or one `microbatch`, moves a place.
+struct Stride {
+  std::string dim;
+  int64_t bytes = 0;
+  int64_t ring = 0;  // > 0: iterations count modulo it (a slot's flights)
+  bool operator==(const Stride&) const = default;
+};
+
+// Where a value lies at rank level: bytes from the arena's start, plus what moves it.
 struct Place {
   int64_t offset = 0;
-  std::vector<std::pair<std::string, int64_t>> strides;
+  std::vector<Stride> strides;
   bool operator==(const Place&) const = default;
 };
 
@@ -147,6 +154,14 @@ struct Init {
   bool operator==(const Init&) const = default;
 };
 
+// A stage's part of a stacked variable: of `all` iterations of the whole variable `of`, those from
+// `first` on, as many as the piece's outermost dim has.
+struct Piece {
+  std::string of;  // its name in the model, in files and as a key of randomness
+  int64_t first = 0, all = 0;
+  bool operator==(const Piece&) const = default;
+};
+
 // A named piece of memory that outlives a function. `stack` names its leading dims that stand for
 // iterations of enclosing repeats: `wq : f32[layer 4, model 64, ...]` with stack {layer}.
 struct Variable {
@@ -160,11 +175,21 @@ struct Variable {
   int64_t vocab = 0;    // inputs: tokens are < vocab
   std::string follows;  // inputs: holds the token after each one of this input; else empty
   bool output = false;  // slots: `planrun eval` writes it
+  // Slots: how many microbatches hold one at once; microbatch m uses number m modulo `flights`.
+  int64_t flights = 1;
+  std::optional<Piece> piece;  // behind `pipeline`: of what this is a part
+  // Behind `pipeline`: an earlier stage holds the same variable (a tied weight) and speaks for it
+  // where it counts once, in norms and in files.
+  bool tied = false;
   Loc loc;
   std::optional<Place> place;
 
   // The type of one slice: without the stack dims that `enclosing` lists.
   Type slice(llvm::ArrayRef<std::string> enclosing) const;
+  // The variable of the model that this is, or is a piece of: its name and, of all ranks and stages
+  // together, its type.
+  const std::string& wholeName() const { return piece ? piece->of : name; }
+  Type wholeType() const;
 };
 
 class Op {
@@ -228,10 +253,15 @@ struct Function {
   std::unique_ptr<Block> body;
 };
 
+// Run: all of a function. Start, Wait: of a function that only passes messages between stages, their
+// start and what remains: other calls may stand in between.
+enum class Phase : uint8_t { Run, Start, Wait };
+
 // One entry of the schedule: run a function for a microbatch (-1: once a step).
 struct Call {
   std::string function;
   int64_t microbatch = -1;
+  Phase phase = Phase::Run;
   bool operator==(const Call&) const = default;
 };
 
@@ -255,9 +285,23 @@ struct Shard {
   Loc loc;
 };
 
+// `split DIM over AXIS by SCHEDULE`: which repeats are cut into stages, and in which order a stage works.
+struct Pipeline {
+  std::string axis;       // empty: no pipeline
+  Words dims;             // of the repeats that are cut
+  std::string schedule = "one_f_one_b";
+  int64_t chunks = 1;     // consecutive parts of the model on each stage
+  std::vector<int64_t> counts;  // iterations of each part in the model's order; empty: balanced
+  std::string order;      // the text of a schedule of the user's own, with its path in `schedule`
+  Loc loc;
+};
+
 struct Module {
   std::string name;
   Level level = Level::Model;
+  // Whose program it is, behind `pipeline`: the ranks at these coordinates (axis and coordinate).
+  // None: every rank's.
+  std::vector<std::pair<std::string, int64_t>> where;
   // What the plan asks for; keys in docs/ir.md: seed, microbatches, precision, gradients,
   // recompute, optimizer and its numbers.
   Attrs settings;
@@ -265,11 +309,14 @@ struct Module {
   Grid grid;
   std::vector<Split> splits;
   std::vector<Shard> shards;
+  Pipeline pipeline;
   std::vector<std::string> files;  // Loc::file indexes it
   std::vector<std::unique_ptr<Variable>> vars;
   std::vector<std::unique_ptr<Function>> functions;
   std::vector<Call> schedule;
   int64_t arenaBytes = 0;  // rank level
+
+  bool fits(const Coordinates& rank) const;  // whether it is this rank's program
 
   Module() = default;
   Module(Module&&) = delete;
@@ -291,6 +338,8 @@ struct Module {
   llvm::StringMap<Variable*> varByName_;
   llvm::StringMap<unsigned> nextNumber_;  // behind a name that is taken
 };
+
+using Modules = std::vector<std::unique_ptr<Module>>;
 
 // Creates ops at a place in a block.
 class Builder {
@@ -327,6 +376,7 @@ DimRole dimRole(const Op& op, llvm::StringRef dim);
 
 llvm::StringRef name(Level level);
 llvm::StringRef name(VarKind kind);
+llvm::StringRef name(Phase phase);  // `call`, `start`, `wait`, as IR text has them
 std::optional<VarKind> varKindByName(llvm::StringRef text);
 
 // Visits the ops of a block in order, bodies after their op; `visit(op)`.

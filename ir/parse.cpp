@@ -28,6 +28,7 @@ class Reader {
     next();
   }
   std::unique_ptr<Module> module();
+  Modules modules();
 
  private:
   void next();
@@ -52,6 +53,7 @@ class Reader {
   bool grid(Module& module);
   bool split(Module& module);
   bool shard(Module& module);
+  bool pipeline(Module& module);
   bool header(Module& module);
   bool variable(Module& module);
   bool function(Module& module);
@@ -340,6 +342,29 @@ bool Reader::shard(Module& module) {
   return true;
 }
 
+bool Reader::pipeline(Module& module) {
+  Pipeline& pipeline = module.pipeline;
+  Loc at = token_.loc;
+  Attr dims;
+  if (!attr(dims)) return false;
+  auto* list = std::get_if<Words>(&dims);
+  if (!list) return failAt(at, "'pipeline' takes a list");
+  pipeline.dims = *list;
+  if (!acceptWord("over")) return fail("'over'");
+  if (!word(pipeline.axis)) return false;
+  if (!acceptWord("by")) return fail("'by'");
+  if (!string(pipeline.schedule)) return false;
+  if (!acceptWord("chunks")) return fail("'chunks'");
+  if (!integer(pipeline.chunks)) return false;
+  if (acceptWord("counts")) {
+    do
+      if (!integer(pipeline.counts.emplace_back())) return false;
+    while (accept(','));
+  }
+  if (acceptWord("order") && !string(pipeline.order)) return false;
+  return loc(pipeline.loc);
+}
+
 bool Reader::place(std::optional<Place>& out) {
   llvm::StringRef digits = token_.text;
   digits.consume_front("-");
@@ -348,8 +373,10 @@ bool Reader::place(std::optional<Place>& out) {
   if (token_.text.getAsInteger(0, place.offset)) return failAt(token_.loc, "offset out of range");
   next();
   while (accept('+')) {
-    auto& [dim, stride] = place.strides.emplace_back();
-    if (!word(dim) || !expect('*') || !integer(stride)) return false;
+    Stride& stride = place.strides.emplace_back();
+    if (!word(stride.dim)) return false;
+    if (accept(':') && !integer(stride.ring)) return false;
+    if (!expect('*') || !integer(stride.bytes)) return false;
   }
   out = std::move(place);
   return true;
@@ -507,6 +534,17 @@ bool Reader::variable(Module& module) {
       if (!symbol(var.follows)) return false;
     } else if (acceptWord("output")) {
       var.output = true;
+    } else if (acceptWord("flights")) {
+      if (!integer(var.flights)) return false;
+    } else if (acceptWord("piece")) {
+      Piece& piece = var.piece.emplace();
+      if (!symbol(piece.of)) return false;
+      if (!acceptWord("from")) return fail("'from'");
+      if (!integer(piece.first)) return false;
+      if (!acceptWord("of")) return fail("'of'");
+      if (!integer(piece.all)) return false;
+    } else if (acceptWord("tied")) {
+      var.tied = true;
     } else {
       break;
     }
@@ -529,6 +567,10 @@ bool Reader::header(Module& module) {
     if (isWord(name(level))) {
       module.level = level;
       next();
+      while (acceptWord("at")) {
+        auto& [axis, at] = module.where.emplace_back();
+        if (!word(axis) || !integer(at)) return false;
+      }
       return expect('{');
     }
   return fail("'model', 'sharded' or 'rank'");
@@ -554,8 +596,13 @@ std::unique_ptr<Module> Reader::module() {
       ok = split(*module);
     } else if (acceptWord("shard")) {
       ok = shard(*module);
-    } else if (acceptWord("call")) {
+    } else if (acceptWord("pipeline")) {
+      ok = pipeline(*module);
+    } else if (isWord("call") || isWord("start") || isWord("wait")) {
       Call call;
+      for (Phase phase : {Phase::Run, Phase::Start, Phase::Wait})
+        if (isWord(name(phase))) call.phase = phase;
+      next();
       ok = symbol(call.function);
       if (ok && accept('(')) ok = integer(call.microbatch) && expect(')');
       if (ok) module->schedule.push_back(std::move(call));
@@ -564,29 +611,45 @@ std::unique_ptr<Module> Reader::module() {
     } else if (acceptWord("func")) {
       ok = function(*module);
     } else {
-      ok = fail("'arena', 'file', 'set', 'grid', 'split', 'shard', 'call', 'var', 'func' or '}'");
+      ok = fail("'arena', 'file', 'set', 'grid', 'split', 'shard', 'pipeline', 'call', 'start', 'wait', 'var', 'func' or '}'");
     }
     if (!ok) return nullptr;
-  }
-  if (token_.kind != Tok::End) {
-    fail("the end of the file");
-    return nullptr;
   }
   return module;
 }
 
+Modules Reader::modules() {
+  Modules list;
+  do {
+    list.push_back(module());
+    if (!list.back()) return {};
+  } while (token_.kind != Tok::End);
+  return list;
+}
+
 }  // namespace
 
+Modules parseModules(uint32_t file, Diagnostics& diags) {
+  Modules list = Reader(file, diags).modules();
+  for (const auto& module : list)
+    if (llvm::Error error = verify(*module)) {
+      Loc loc;
+      loc.file = file;
+      diags.report(loc, Diag::IrInvalid, llvm::toString(std::move(error)));
+      return {};
+    }
+  return list;
+}
+
 std::unique_ptr<Module> parseModule(uint32_t file, Diagnostics& diags) {
-  std::unique_ptr<Module> module = Reader(file, diags).module();
-  if (!module) return nullptr;
-  if (llvm::Error error = verify(*module)) {
+  Modules list = parseModules(file, diags);
+  if (list.size() == 1) return std::move(list.front());
+  if (list.size() > 1) {
     Loc loc;
     loc.file = file;
-    diags.report(loc, Diag::IrInvalid, llvm::toString(std::move(error)));
-    return nullptr;
+    diags.report(loc, Diag::IrInvalid, "there are several modules, not one");
   }
-  return module;
+  return nullptr;
 }
 
 }  // namespace planc

@@ -29,7 +29,6 @@ uint32_t crc(llvm::StringRef bytes) {
 class Encoder {
  public:
   std::string module(const Module& module);
-  std::string role(const Role& role);
 
  private:
   void number(uint64_t v) {
@@ -107,9 +106,10 @@ void Encoder::place(const std::optional<Place>& place) {
   number(place ? place->strides.size() + 1 : 0);
   if (!place) return;
   integer(place->offset);
-  for (const auto& [dim, stride] : place->strides) {
-    string(dim);
-    integer(stride);
+  for (const Stride& stride : place->strides) {
+    string(stride.dim);
+    integer(stride.bytes);
+    integer(stride.ring);
   }
 }
 
@@ -126,6 +126,10 @@ void Encoder::variable(const Variable& var) {
   integer(var.vocab);
   string(var.follows);
   number(var.output);
+  integer(var.flights);
+  number(var.piece ? 1 : 0);
+  if (var.piece) string(var.piece->of), integer(var.piece->first), integer(var.piece->all);
+  number(var.tied);
   loc(var.loc);
   place(var.place);
 }
@@ -151,6 +155,8 @@ void Encoder::block(const Block& block) {
 std::string Encoder::module(const Module& module) {
   string(module.name);
   number(uint64_t(module.level));
+  number(module.where.size());
+  for (const auto& [axis, at] : module.where) string(axis), integer(at);
   integer(module.arenaBytes);
   attrs(module.settings);
   words(module.files);
@@ -165,6 +171,15 @@ std::string Encoder::module(const Module& module) {
   }
   number(module.shards.size());
   for (const Shard& shard : module.shards) string(shard.what), words(shard.axes), loc(shard.loc);
+  const Pipeline& pipeline = module.pipeline;
+  string(pipeline.axis);
+  words(pipeline.dims);
+  string(pipeline.schedule);
+  integer(pipeline.chunks);
+  number(pipeline.counts.size());
+  for (int64_t count : pipeline.counts) integer(count);
+  string(pipeline.order);
+  loc(pipeline.loc);
   number(module.vars.size());
   for (const auto& var : module.vars) variable(*var);
   number(module.functions.size());
@@ -177,14 +192,9 @@ std::string Encoder::module(const Module& module) {
   for (const Call& call : module.schedule) {
     string(call.function);
     integer(call.microbatch);
+    number(uint64_t(call.phase));
   }
   return std::move(out_);
-}
-
-std::string Encoder::role(const Role& role) {
-  number(role.where.size());
-  for (const auto& [axis, at] : role.where) string(axis), integer(at);
-  return module(*role.program);
 }
 
 // Reads what Encoder writes. After the first fault every read gives zeros and `bad` stays set, so
@@ -193,7 +203,6 @@ class Decoder {
  public:
   explicit Decoder(llvm::StringRef bytes) : bytes_(bytes) {}
   std::unique_ptr<Module> module();
-  Role role();
 
  private:
   uint64_t number() {
@@ -326,8 +335,10 @@ std::optional<Place> Decoder::place() {
   Place place;
   place.offset = integer();
   for (; n > 1 && !bad_; --n) {
-    std::string dim = string();
-    place.strides.push_back({std::move(dim), integer()});
+    Stride& stride = place.strides.emplace_back();
+    stride.dim = string();
+    stride.bytes = integer();
+    stride.ring = integer();
   }
   return place;
 }
@@ -345,6 +356,14 @@ void Decoder::variable(Module& module) {
   var.vocab = integer();
   var.follows = string();
   var.output = below(2) != 0;
+  var.flights = integer();
+  if (below(2)) {
+    Piece& piece = var.piece.emplace();
+    piece.of = string();
+    piece.first = integer();
+    piece.all = integer();
+  }
+  var.tied = below(2) != 0;
   var.loc = loc();
   var.place = place();
   if (module.findVar(var.name)) bad_ = true;
@@ -387,6 +406,11 @@ std::unique_ptr<Module> Decoder::module() {
   module->name = string();
   module->level = Level(below(3));
   grid_ = &module->grid;
+  for (size_t n = count(); n > 0 && !bad_; --n) {
+    auto& [axis, at] = module->where.emplace_back();
+    axis = string();
+    at = integer();
+  }
   module->arenaBytes = integer();
   module->settings = attrs();
   module->files = words();
@@ -410,6 +434,14 @@ std::unique_ptr<Module> Decoder::module() {
     shard.axes = words();
     shard.loc = loc();
   }
+  Pipeline& pipeline = module->pipeline;
+  pipeline.axis = string();
+  pipeline.dims = words();
+  pipeline.schedule = string();
+  pipeline.chunks = integer();
+  for (size_t n = count(); n > 0 && !bad_; --n) pipeline.counts.push_back(integer());
+  pipeline.order = string();
+  pipeline.loc = loc();
   for (size_t n = count(); n > 0 && !bad_; --n) variable(*module);
   for (size_t n = count(); n > 0 && !bad_; --n) {
     std::string name = string();
@@ -418,21 +450,13 @@ std::unique_ptr<Module> Decoder::module() {
     block(*module->addFunction(name)->body, 0);
   }
   for (size_t n = count(); n > 0 && !bad_; --n) {
-    std::string function = string();
-    module->schedule.push_back({std::move(function), integer()});
+    Call& call = module->schedule.emplace_back();
+    call.function = string();
+    call.microbatch = integer();
+    call.phase = Phase(below(3));
   }
   if (bad_ || at_ != bytes_.size()) return nullptr;
   return module;
-}
-
-Role Decoder::role() {
-  Role role;
-  for (size_t n = count(); n > 0 && !bad_; --n) {
-    std::string axis = string();
-    role.where.push_back({std::move(axis), integer()});
-  }
-  role.program = bad_ ? nullptr : module();
-  return role;
 }
 
 template <class T>
@@ -456,20 +480,16 @@ size_t headerBytes(size_t sections) { return 16 + sections * 16 + 4; }
 
 }  // namespace
 
-bool Role::fits(const Coordinates& rank) const {
-  return llvm::all_of(where, [&](const auto& at) { return rank.on(at.first) == at.second; });
-}
-
 size_t Planx::roleOf(int64_t rank) const {
   Coordinates at(grid(), rank);
   for (size_t i = 0; i < roles.size(); ++i)
-    if (roles[i].fits(at)) return i;
+    if (roles[i]->fits(at)) return i;
   return 0;
 }
 
 std::string writePlanx(const Planx& planx) {
   std::vector<std::string> payloads{Encoder().module(*planx.model)};
-  for (const Role& role : planx.roles) payloads.push_back(Encoder().role(role));
+  for (const auto& role : planx.roles) payloads.push_back(Encoder().module(*role));
   std::string out(kMagic, sizeof kMagic);
   append(out, kPlanxVersion);
   append(out, uint32_t(payloads.size()));
@@ -485,13 +505,13 @@ std::string writePlanx(const Planx& planx) {
 
 // Whether every rank has a role. Ranks differ to roles only on the axes that these name.
 static bool isCovered(const Planx& planx) {
-  if (planx.roles.back().where.empty()) return true;
+  if (planx.roles.back()->where.empty()) return true;
   int64_t ranks = planx.grid().ranks();
   constexpr int64_t kMost = 1 << 20;
   if (ranks > kMost) return false;
   for (int64_t rank = 0; rank < ranks; ++rank) {
     Coordinates at(planx.grid(), rank);
-    if (llvm::none_of(planx.roles, [&](const Role& role) { return role.fits(at); })) return false;
+    if (llvm::none_of(planx.roles, [&](const auto& role) { return role->fits(at); })) return false;
   }
   return true;
 }
@@ -500,8 +520,8 @@ static bool isCovered(const Planx& planx) {
 static llvm::Error checkFits(const Module& model, const Module& program) {
   for (const auto& var : program.vars) {
     if (var->kind != VarKind::Input && var->kind != VarKind::Weight) continue;
-    const Variable* of = model.findVar(var->name);
-    if (!of || of->kind != var->kind || of->type.dims != var->type.whole().dims ||
+    const Variable* of = model.findVar(var->wholeName());
+    if (!of || of->kind != var->kind || of->type.dims != var->wholeType().dims ||
         of->vocab != var->vocab || of->follows != var->follows)
       return broken("the program's '" + var->name + "' is not the model's");
   }
@@ -536,28 +556,35 @@ llvm::Expected<Planx> readPlanx(llvm::StringRef bytes) {
       return broken("the file has unknown sections");
     if (crc(payload) != take<uint32_t>(bytes, entry + 12))
       return broken("the " + what + "'s checksum is wrong: the file was altered");
-    Role role;
-    if (isModel) role.program = Decoder(payload).module();
-    else role = Decoder(payload).role();
-    if (!role.program) return broken("the " + what + " is malformed");
-    if (role.program->level != (isModel ? Level::Model : Level::Rank))
+    std::unique_ptr<Module> module = Decoder(payload).module();
+    if (!module) return broken("the " + what + " is malformed");
+    if (module->level != (isModel ? Level::Model : Level::Rank))
       return broken("the " + what + " is of another level");
-    if (llvm::Error error = verify(*role.program))
+    if (llvm::Error error = verify(*module))
       return broken("the " + what + " breaks a rule: " + llvm::toString(std::move(error)));
-    if (isModel) planx.model = std::move(role.program);
-    else planx.roles.push_back(std::move(role));
+    if (isModel) planx.model = std::move(module);
+    else planx.roles.push_back(std::move(module));
   }
   if (at != bytes.size()) return broken("the file has bytes behind its end");
-  for (const Role& role : planx.roles)
-    if (role.program->grid != planx.grid()) return broken("the programs have different grids");
-  for (const Role& role : planx.roles)
-    if (llvm::Error error = checkFits(*planx.model, *role.program)) return error;
+  for (const auto& role : planx.roles)
+    if (role->grid != planx.grid()) return broken("the programs have different grids");
+  for (const auto& role : planx.roles)
+    if (llvm::Error error = checkFits(*planx.model, *role)) return error;
   if (!isCovered(planx)) return broken("a rank of the grid has no program");
   return planx;
 }
 
 std::unique_ptr<Module> cloneModule(const Module& module) {
   return Decoder(Encoder().module(module)).module();
+}
+
+std::unique_ptr<Module> cloneForOneRank(const Module& model) {
+  std::unique_ptr<Module> one = cloneModule(model);
+  one->grid = {};
+  one->splits.clear();
+  one->shards.clear();
+  one->pipeline = {};
+  return one;
 }
 
 }  // namespace planc

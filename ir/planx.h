@@ -18,23 +18,18 @@
 
 namespace planc {
 
-inline constexpr uint32_t kPlanxVersion = 2;
-
-// The program of the ranks at these coordinates of the grid; a rank plays the first role that fits.
-struct Role {
-  std::vector<std::pair<std::string, int64_t>> where;  // axis and coordinate; none: every rank
-  std::unique_ptr<Module> program;
-
-  bool fits(const Coordinates& rank) const;
-};
+inline constexpr uint32_t kPlanxVersion = 3;
 
 struct Planx {
   std::unique_ptr<Module> model;
-  std::vector<Role> roles;  // at least one; every rank of the grid has one; all have the same grid
+  // The rank programs: at least one, all of the same grid. A rank plays the first whose `where` fits
+  // it, and every rank has one.
+  Modules roles;
 
-  const Grid& grid() const { return roles.front().program->grid; }
-  // The number of the role that a rank plays.
+  const Grid& grid() const { return roles.front()->grid; }
+  // The number of the role that a rank plays, and its program.
   size_t roleOf(int64_t rank) const;
+  const Module& program(int64_t rank) const { return *roles[roleOf(rank)]; }
 };
 
 std::string writePlanx(const Planx& planx);
@@ -42,5 +37,7 @@ llvm::Expected<Planx> readPlanx(llvm::StringRef bytes);
 
 // A deep copy: through the binary form, so that it is what a reader would see.
 std::unique_ptr<Module> cloneModule(const Module& module);
+// The model of a plan on one rank: without a grid and all that belongs to it.
+std::unique_ptr<Module> cloneForOneRank(const Module& model);
 
 }  // namespace planc

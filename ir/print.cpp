@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ir/text.h"
+#include "ir/traffic.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/ADT/StringSet.h"
@@ -128,8 +129,11 @@ void Printer::place(const std::optional<Place>& place) {
   uint64_t size = uint64_t(place->offset);
   out_ << (place->offset < 0 ? " @-0x" : " @0x")
        << llvm::format("%llx", (unsigned long long)(place->offset < 0 ? -size : size));
-  for (const auto& [dim, stride] : place->strides)
-    out_ << '+' << dim << "*0x" << llvm::format("%llx", (unsigned long long)stride);
+  for (const Stride& stride : place->strides) {
+    out_ << '+' << stride.dim;
+    if (stride.ring > 0) out_ << ':' << stride.ring;
+    out_ << "*0x" << llvm::format("%llx", (unsigned long long)stride.bytes);
+  }
 }
 
 void Printer::loc(Loc loc) {
@@ -165,12 +169,8 @@ void Printer::op(const Op& op, unsigned indent) {
   }
   loc(op.loc);
   if (op.has(Comm) && grid_ && options_.rank >= 0) {
-    Axes axes;
-    for (const std::string& name : op.attrs.words("axes"))
-      for (const GridAxis& axis : grid_->axes)
-        if (axis.name == name) axes.push_back({axis.name, axis.size});
     constexpr size_t kShown = 8;
-    std::vector<int64_t> group = Coordinates(*grid_, options_.rank).group(axes);
+    std::vector<int64_t> group = membersOf(op, Coordinates(*grid_, options_.rank));
     comma = "  // ranks ";
     for (size_t i = 0; i < group.size() && i < kShown; ++i) {
       out_ << comma << group[i];
@@ -207,6 +207,10 @@ void Printer::variable(const Variable& var) {
   if (var.kind == VarKind::Input) out_ << " vocab " << var.vocab;
   if (!var.follows.empty()) out_ << " follows @" << var.follows;
   if (var.output) out_ << " output";
+  if (var.flights > 1) out_ << " flights " << var.flights;
+  if (var.piece)
+    out_ << " piece @" << var.piece->of << " from " << var.piece->first << " of " << var.piece->all;
+  if (var.tied) out_ << " tied";
   place(var.place);
   loc(var.loc);
   out_ << '\n';
@@ -235,6 +239,21 @@ void Printer::grid(const Module& module) {
     loc(shard.loc);
     out_ << '\n';
   }
+  const Pipeline& pipeline = module.pipeline;
+  if (pipeline.axis.empty()) return;
+  out_ << "  pipeline ";
+  attr(pipeline.dims);
+  out_ << " over " << pipeline.axis << " by ";
+  printString(out_, pipeline.schedule);
+  out_ << " chunks " << pipeline.chunks;
+  for (size_t i = 0; i < pipeline.counts.size(); ++i)
+    out_ << (i == 0 ? " counts " : ", ") << pipeline.counts[i];
+  if (!pipeline.order.empty()) {
+    out_ << " order ";
+    printString(out_, pipeline.order);
+  }
+  loc(pipeline.loc);
+  out_ << '\n';
 }
 
 void Printer::module(const Module& module) {
@@ -251,7 +270,9 @@ void Printer::module(const Module& module) {
   }
   out_ << "module ";
   printString(out_, module.name);
-  out_ << ' ' << name(module.level) << " {\n";
+  out_ << ' ' << name(module.level);
+  for (const auto& [axis, at] : module.where) out_ << " at " << axis << ' ' << at;
+  out_ << " {\n";
   if (module.level == Level::Rank)
     out_ << "  arena 0x" << llvm::format("%llx", (unsigned long long)module.arenaBytes) << '\n';
   for (size_t i = 0; i < module.files.size(); ++i) {
@@ -266,7 +287,7 @@ void Printer::module(const Module& module) {
   }
   grid(module);
   for (const Call& call : module.schedule) {
-    out_ << "  call @" << call.function;
+    out_ << "  " << name(call.phase) << " @" << call.function;
     if (call.microbatch >= 0) out_ << '(' << call.microbatch << ')';
     out_ << '\n';
   }

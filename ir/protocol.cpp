@@ -217,8 +217,8 @@ std::vector<Representative> representativesOf(const Planx& planx) {
   std::vector<Representative> ranks{{0, {}, 0}};
   for (const GridAxis& axis : grid.axes) {
     std::vector<int64_t> told;  // the coordinates that roles name, and the first that none does
-    for (const Role& role : planx.roles)
-      for (const auto& [name, at] : role.where)
+    for (const auto& role : planx.roles)
+      for (const auto& [name, at] : role->where)
         if (name == axis.name && at >= 0 && at < axis.size) told.push_back(at);
     llvm::sort(told);
     told.erase(std::unique(told.begin(), told.end()), told.end());
@@ -529,7 +529,7 @@ Error checkProtocol(const Planx& planx) {
   std::vector<bool> isKnown(planx.roles.size());
   for (const Representative& rank : ranks) {
     if (isKnown[rank.role]) continue;
-    auto program = programOf(*planx.roles[rank.role].program);
+    auto program = programOf(*planx.roles[rank.role]);
     if (!program)
       return broken("the program of " + text(planx.grid(), rank.rank) +
                     " is not sound: " + llvm::toString(program.takeError()));

@@ -22,7 +22,9 @@ void printModule(const Module& module, llvm::raw_ostream& out, const PrintOption
 // One op on one line, without its body: for messages.
 std::string printOp(const Op& op);
 
-// Reads IR text; `file` is its number in `diags`. Null after errors. The result is verified.
+// Reads IR text; `file` is its number in `diags`. Empty or null after errors. What they give is
+// verified. Behind `pipeline` a text has a module a role.
+Modules parseModules(uint32_t file, Diagnostics& diags);
 std::unique_ptr<Module> parseModule(uint32_t file, Diagnostics& diags);
 
 // A number as IR text has it: the shortest text that reads back to the same double.

@@ -50,8 +50,37 @@ Axes groupAxes(const Op& collective) {
   return axes;
 }
 
+// The coordinates of an axis that take part; none: all.
+static std::vector<int64_t> coordinatesOf(const Op& op, const Coordinates& rank) {
+  std::vector<int64_t> list;
+  for (const std::string& word : op.attrs.words("among")) {
+    int64_t at = -1;
+    if (!llvm::StringRef(word).getAsInteger(10, at)) list.push_back(at);
+  }
+  Axes axes = groupAxes(op);
+  if ((op.kind != OpKind::Send && op.kind != OpKind::Receive) || axes.empty()) return list;
+  int64_t peer = op.attrs.integer(op.kind == OpKind::Send ? "to" : "from", -1);
+  return {std::min(peer, rank.on(axes[0].name)), std::max(peer, rank.on(axes[0].name))};
+}
+
+std::vector<int64_t> membersOf(const Op& collective, const Coordinates& rank) {
+  Axes axes = groupAxes(collective);
+  std::vector<int64_t> all = rank.group(axes), among = coordinatesOf(collective, rank);
+  if (among.empty() || axes.empty()) return all;
+  // The first axis is the outermost: a coordinate's ranks stand together.
+  size_t each = all.size() / size_t(axes[0].size);
+  std::vector<int64_t> members;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (llvm::is_contained(among, int64_t(i / each))) members.push_back(all[i]);
+  return members;
+}
+
 int64_t bytesSent(const Op& collective) {
   int64_t ranks = ranksOver(groupAxes(collective)), bytes = 0;
+  if (size_t among = collective.attrs.words("among").size(); among > 0)
+    ranks = ranks / groupAxes(collective)[0].size * int64_t(among);
+  if (collective.kind == OpKind::Send)
+    for (const Value* sent : collective.operands()) bytes = saturatingAdd(bytes, sent->type.bytes());
   for (auto [in, out] : llvm::zip(collective.operands(), collective.results()))
     bytes = saturatingAdd(bytes,
                           bytesSent(collective.kind, in->type.bytes(), out->type.bytes(), ranks));
@@ -62,7 +91,9 @@ Traffic trafficOf(const Module& module) {
   Traffic traffic;
   for (const auto& function : module.functions) {
     int64_t calls = llvm::count_if(
-        module.schedule, [&](const Call& call) { return call.function == function->name; });
+        module.schedule, [&](const Call& call) {
+          return call.function == function->name && call.phase != Phase::Wait;
+        });
     if (calls > 0) count(*function->body, calls, 0, traffic.transfers);
   }
   return traffic;

@@ -1,6 +1,6 @@
 // What a rank sends in a step: counted, not measured. The field's convention, for n ranks:
 // all-reduce 2(n-1)/n of the tensor; reduce-scatter and all-gather (n-1)/n of the larger side;
-// all-to-all (n-1)/n of the tensor. `Communicator::bytesSent` counts the same at run time.
+// all-to-all (n-1)/n of the tensor; what is sent to another stage as it is. `Communicator::bytesSent` counts the same at run time.
 #pragma once
 
 #include <optional>
@@ -13,6 +13,10 @@ namespace planc {
 // The axes along which a collective's ranks lie, in the order of its attribute; those that the grid
 // lacks are left out.
 Axes groupAxes(const Op& collective);
+
+// The ranks of a collective or message that this rank takes part in, in the order of its axes: with
+// `among` only those; of a message the two that it goes between.
+std::vector<int64_t> membersOf(const Op& collective, const Coordinates& rank);
 
 // Bytes that each rank sends in one run of a collective.
 int64_t bytesSent(const Op& collective);

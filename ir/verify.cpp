@@ -32,6 +32,7 @@ class Verifier {
   llvm::Error op(const Op& op, const Block& block, unsigned depth);
   llvm::Error structure(const Op& op, const Block& block);
   llvm::Error type(const Type& type);
+  llvm::Error piece(const Variable& var);
   llvm::Error slice(const Variable& var);
   llvm::Error body(const Op& op, unsigned depth);
   llvm::Error place(const std::optional<Place>& place, const Type& type, const Op* def = nullptr);
@@ -77,14 +78,15 @@ llvm::Error Verifier::place(const std::optional<Place>& place, const Type& type,
     return broken("place " + Twine(begin) + " is unaligned");
   bool isAhead = def && def->kind == OpKind::Read && def->isFlag("ahead");
   const Op* repeatAhead = isAhead ? def->parent()->owner() : nullptr;
-  for (const auto& [dim, stride] : place->strides) {
+  for (const auto& [dim, stride, ring] : place->strides) {
     auto repeat = std::find_if(repeats_.begin(), repeats_.end(),
                                [&, d = &dim](const auto& r) { return r.first == *d; });
     if (repeat == repeats_.end())
       return broken("place moves with '" + dim + "', which no enclosing repeat counts");
     if (stride < 0 || stride % bytesPerElement(type.elem) != 0)
       return broken("place moves by " + Twine(stride) + " bytes");
-    int64_t first = 0, last = repeat->second - 1;
+    if (ring < 0) return broken("place moves around a ring of " + Twine(ring));
+    int64_t first = 0, last = (ring > 0 ? std::min(ring, repeat->second) : repeat->second) - 1;
     if (isAhead && repeatAhead->attrs.word("dim") == dim) {
       if (repeatAhead->isFlag("reverse")) ++first;
       else --last;
@@ -147,7 +149,24 @@ llvm::Error Verifier::variable(const Variable& var) {
     case VarKind::Slot:
       break;
   }
-  return place(var.place, var.type);
+  if (var.flights < 1 || (var.flights > 1 && var.kind != VarKind::Slot))
+    return broken("it has " + Twine(var.flights) + " flights");
+  if (llvm::Error error = piece(var)) return error;
+  if (llvm::Error error = place(var.place, var.type)) return error;
+  if (!var.place || var.flights == 1) return llvm::Error::success();
+  int64_t end = 0, bytes = saturatingMul(var.type.bytes(), var.flights);
+  return __builtin_add_overflow(var.place->offset, bytes, &end) || end > module_.arenaBytes
+             ? broken("its flights do not lie in the arena")
+             : llvm::Error::success();
+}
+
+llvm::Error Verifier::piece(const Variable& var) {
+  if (!var.piece) return llvm::Error::success();
+  if (var.stack.empty()) return broken("it is a piece, but stacks nothing");
+  int64_t first = var.piece->first, all = var.piece->all, size = var.type.dims.front().size;
+  return first >= 0 && all <= kMaxWholeElements && size <= all && first <= all - size
+             ? llvm::Error::success()
+             : broken("its iterations " + Twine(first) + " and on are not of " + Twine(all));
 }
 
 // A variable's slice in the repeats around: they pick leading stack dims, of their own counts.
@@ -267,6 +286,11 @@ llvm::Error Verifier::run() {
       (module_.arenaBytes < 0 || module_.arenaBytes > kMaxElements * 8))
     return broken("the arena has " + Twine(module_.arenaBytes) + " bytes");
   if (llvm::Error error = verifyGrid(module_.grid)) return error;
+  for (const auto& [name, at] : module_.where) {
+    auto axis = llvm::find_if(module_.grid.axes, [&, n = &name](const GridAxis& a) { return a.name == *n; });
+    if (axis == module_.grid.axes.end() || at < 0 || at >= axis->size)
+      return broken("the grid has no '" + name + "' " + Twine(at));
+  }
   int64_t microbatches = module_.settings.integer("microbatches", 1);
   if (microbatches < 1) return broken("the module has " + Twine(microbatches) + " microbatches");
   // Places of an input's slices move with the microbatch, as with a repeat.

@@ -632,7 +632,13 @@ Error Shapes::run() {
     case OpKind::Fused:
       return Error::success();
     case OpKind::Reshard:
+    case OpKind::Send:
+    case OpKind::Receive:
       return Error::success();
+    case OpKind::StageShare:
+      return op_.result()->type.whole() == op_.operand(0)->type.whole()
+                 ? Error::success()
+                 : broken("changes elements");
     case OpKind::AllReduce:
     case OpKind::ReduceScatter:
     case OpKind::AllGather:

@@ -35,6 +35,8 @@ class Sharding {
   Error operands();
   Error results();
   Error comm();
+  Error transfer();
+  Error among(const Axes& axes);
   Error commOperand(const Type& from, const Type& to, StringRef dim, const Axes& axes);
 
   const Op& op_;
@@ -159,6 +161,7 @@ Error Sharding::commOperand(const Type& from, const Type& to, StringRef name, co
       break;
     }
     case OpKind::OneCopy:
+    case OpKind::StageShare:
       for (const Axis& axis : axes) {
         if (hasAxis(from.splitAxes(), axis.name) || hasAxis(from.partial, axis.name))
           return broken("makes a sum over '" + axis.name + "', along which ranks do not hold the same");
@@ -182,6 +185,7 @@ Error Sharding::comm() {
     axes.push_back({axis->name, axis->size});
   }
   if (axes.empty()) return broken("names no axes");
+  if (Error error = among(axes)) return error;
   if (op_.kind == OpKind::AllToAll) {
     Type wanted = op_.operand(0)->type;
     Words from = op_.attrs.words("from"), to = op_.attrs.words("to");
@@ -232,6 +236,35 @@ Error Sharding::comm() {
   return Error::success();
 }
 
+// Another coordinate of one axis, which the module itself has a coordinate on.
+Error Sharding::transfer() {
+  Words axes = op_.attrs.words("axes");
+  if (axes.size() != 1) return broken("goes along " + Twine(axes.size()) + " axes, not one");
+  auto axis = llvm::find_if(grid_.axes, [&](const GridAxis& a) { return a.name == axes[0]; });
+  if (axis == grid_.axes.end()) return broken("the grid has no axis '" + axes[0] + "'");
+  StringRef key = op_.kind == OpKind::Send ? "to" : "from";
+  int64_t peer = op_.attrs.integer(key, -1);
+  if (peer < 0 || peer >= axis->size)
+    return broken("the grid has no '" + axes[0] + "' " + Twine(peer));
+  for (const auto& [name, at] : op_.parent()->module().where)
+    if (name == axes[0])
+      return at == peer ? broken("is for its own rank") : Error::success();
+  return broken("is in a program that all of '" + axes[0] + "' run");
+}
+
+// The coordinates that take part are some of the first axis, in order.
+Error Sharding::among(const Axes& axes) {
+  int64_t last = -1;
+  for (const std::string& word : op_.attrs.words("among")) {
+    int64_t at;
+    if (op_.kind != OpKind::AllReduce || StringRef(word).getAsInteger(10, at) || at <= last ||
+        at >= axes[0].size)
+      return broken("has '" + word + "' among the coordinates of '" + axes[0].name + "'");
+    last = at;
+  }
+  return Error::success();
+}
+
 Error Sharding::run() {
   switch (op_.kind) {
     case OpKind::Read:
@@ -276,7 +309,11 @@ Error Sharding::run() {
     case OpKind::AllToAll:
     case OpKind::ShardSlice:
     case OpKind::OneCopy:
+    case OpKind::StageShare:
       return comm();
+    case OpKind::Send:
+    case OpKind::Receive:
+      return transfer();
     default:
       break;
   }

@@ -108,6 +108,7 @@ Place MemoryPlan::slicePlace(const Variable& var, const Block& block) const {
   Place place;
   Words enclosing = block.enclosing();
   Type rest = var.type;
+  if (var.flights > 1) place.strides.push_back({"microbatch", rest.bytes(), var.flights});
   for (const std::string& dim : var.stack) {
     bool isMicrobatch = dim == "microbatch" && var.kind == VarKind::Input;
     if (!isMicrobatch && !llvm::is_contained(enclosing, dim)) break;
@@ -122,7 +123,9 @@ MemoryPlan::Home MemoryPlan::variableHome(const Variable& var, const Block& bloc
   Home home;
   home.var = &var;
   home.place = slicePlace(var, block);
-  if (type.dims.size() == var.type.dims.size()) home.place.strides.clear();  // the whole stack
+  // The whole stack: only what tells microbatches apart.
+  if (type.dims.size() == var.type.dims.size())
+    llvm::erase_if(home.place.strides, [](const Stride& stride) { return stride.ring == 0; });
   return home;
 }
 

@@ -12,27 +12,29 @@
 namespace planc {
 
 static const PassInfo kPasses[] = {
-    {"autodiff", autodiff, "adds the backward program: gradients of every weight"},
-    {"recompute", recompute, "computes again what the plan says not to save"},
-    {"precision", precision, "weights used in bf16 get a copy that the step renews"},
-    {"optimizer", optimizer, "adds clipping, the learning rate and the optimizer's step"},
-    {"shard", shard, "types every value from the plan's splits: who holds which piece"},
-    {"collectives", collectives, "casts between sharded types become collectives"},
-    {"fuse", fuse, "joins elementwise chains, adds gradients in place"},
-    {"prefetch", prefetch, "weights that layers gather are gathered a layer ahead"},
-    {"overlap", overlap, "collectives start early and are waited for late; buckets"},
-    {"memory", memory, "gives every buffer its offset in one arena of exact size"},
-    {"emit", emit, "the rank program"},
+    {"autodiff", autodiff, nullptr, "adds the backward program: gradients of every weight"},
+    {"recompute", recompute, nullptr, "computes again what the plan says not to save"},
+    {"precision", precision, nullptr, "weights used in bf16 get a copy that the step renews"},
+    {"optimizer", optimizer, nullptr, "adds clipping, the learning rate and the optimizer's step"},
+    {"shard", shard, nullptr, "types every value from the plan's splits: who holds which piece"},
+    {"collectives", collectives, nullptr, "casts between sharded types become collectives"},
+    {"pipeline", nullptr, pipeline, "cuts the model into stages; sends, receives, the schedule"},
+    {"fuse", fuse, nullptr, "joins elementwise chains, adds gradients in place"},
+    {"prefetch", prefetch, nullptr, "weights that layers gather are gathered a layer ahead"},
+    {"overlap", overlap, nullptr, "collectives start early and are waited for late; buckets"},
+    {"memory", memory, nullptr, "gives every buffer its offset in one arena of exact size"},
+    {"emit", emit, nullptr, "the rank program"},
 };
 
 llvm::ArrayRef<PassInfo> allPasses() { return kPasses; }
 
-static bool dump(const Module& module, const PassOptions& options, size_t number,
+static bool dump(const Modules& modules, const PassOptions& options, size_t number,
                  llvm::StringRef pass, std::string& internal) {
   if (options.dumpDir.empty()) {
     if (options.dumps) {
       *options.dumps << "// after " << pass << '\n';
-      printModule(module, *options.dumps, {options.locations});
+      for (const auto& module : modules)
+        printModule(*module, *options.dumps, {options.locations});
     }
     return true;
   }
@@ -43,7 +45,7 @@ static bool dump(const Module& module, const PassOptions& options, size_t number
   if (!error) {
     llvm::raw_fd_ostream out(path, error);
     if (!error) {
-      printModule(module, out, {options.locations});
+      for (const auto& module : modules) printModule(*module, out, {options.locations});
       out.flush();
       error = out.error();
       out.clear_error();
@@ -53,7 +55,20 @@ static bool dump(const Module& module, const PassOptions& options, size_t number
   return !error;
 }
 
-PassResult runPasses(Module& module, const PassOptions& options, Diagnostics& diags,
+// Runs a pass on all modules; false: it broke one.
+static bool run(const PassInfo& pass, Modules& modules, Diagnostics& diags) {
+  if (pass.run) {
+    for (const auto& module : modules) pass.run(*module, diags);
+    return true;
+  }
+  Modules made;
+  for (auto& module : modules)
+    for (auto& stage : pass.split(std::move(module), diags)) made.push_back(std::move(stage));
+  modules = std::move(made);
+  return !modules.empty();
+}
+
+PassResult runPasses(Modules& modules, const PassOptions& options, Diagnostics& diags,
                      std::string& internal) {
   std::vector<const PassInfo*> list;
   for (const PassInfo& pass : kPasses)
@@ -66,13 +81,14 @@ PassResult runPasses(Module& module, const PassOptions& options, Diagnostics& di
     if (options.bisect >= 0 && int64_t(i) >= options.bisect) break;
     const PassInfo& pass = *list[i];
     auto start = std::chrono::steady_clock::now();
-    pass.run(module, diags);
+    bool isWhole = run(pass, modules, diags);
     auto ran = std::chrono::steady_clock::now();
-    if (diags.failed()) return PassResult::UserError;
-    if (llvm::Error error = verify(module)) {
-      internal = "after pass '" + pass.name.str() + "': " + llvm::toString(std::move(error));
-      return PassResult::InternalError;
-    }
+    if (diags.failed() || !isWhole) return PassResult::UserError;
+    for (const auto& module : modules)
+      if (llvm::Error error = verify(*module)) {
+        internal = "after pass '" + pass.name.str() + "': " + llvm::toString(std::move(error));
+        return PassResult::InternalError;
+      }
     if (options.time && options.times) {
       auto ms = [](auto from, auto to) {
         return std::chrono::duration<double, std::milli>(to - from).count();
@@ -82,7 +98,7 @@ PassResult runPasses(Module& module, const PassOptions& options, Diagnostics& di
     }
     bool wanted = options.dumpAfter == "all" || options.dumpAfter == pass.name ||
                   (!options.dumpDir.empty() && options.dumpAfter.empty());
-    if (wanted && !dump(module, options, i + 1, pass.name, internal)) return PassResult::UserError;
+    if (wanted && !dump(modules, options, i + 1, pass.name, internal)) return PassResult::UserError;
   }
   return PassResult::Ok;
 }

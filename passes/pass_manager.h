@@ -22,8 +22,8 @@ struct PassOptions {
 
 enum class PassResult { Ok, UserError, InternalError };
 
-// InternalError: a pass broke the IR; `internal` says which, and the op.
-PassResult runPasses(Module& module, const PassOptions& options, Diagnostics& diags,
+// From one module to one a role. InternalError: a pass broke the IR; `internal` says which, and the op.
+PassResult runPasses(Modules& modules, const PassOptions& options, Diagnostics& diags,
                      std::string& internal);
 
 }  // namespace planc

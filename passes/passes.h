@@ -38,6 +38,12 @@ void shard(Module& module, Diagnostics& diags);
 // Each `reshard` becomes the cheapest collectives that serve it.
 void collectives(Module& module, Diagnostics& diags);
 
+// Cuts the model between its layers into the stages of the plan's pipeline, one module a stage: its
+// functions for each chunk, what it sends and receives, and the order in which it works
+// (ir/schedule.h). Behind `collectives`, so that what crosses a boundary is what ranks hold. Without a
+// pipeline there is one stage, the module itself.
+Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags);
+
 // Elementwise chains become one `fused` op, also with the sum that ends them; a sum or product that
 // is only added to a gradient accumulates in place. Behind everything that makes such ops.
 void fuse(Module& module, Diagnostics& diags);
@@ -68,7 +74,8 @@ void emit(Module& module, Diagnostics& diags);
 
 struct PassInfo {
   llvm::StringRef name;
-  void (*run)(Module&, Diagnostics&);
+  void (*run)(Module&, Diagnostics&);  // null: `split` is there
+  Modules (*split)(std::unique_ptr<Module>, Diagnostics&);
   llvm::StringRef summary;
 };
 

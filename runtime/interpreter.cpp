@@ -42,11 +42,11 @@ llvm::Expected<std::unique_ptr<Interpreter>> Interpreter::create(const Module& p
 
 Interpreter::Pointer Interpreter::pointer(const Place& place, const Words& enclosing) const {
   Pointer pointer{place.offset, {}};
-  for (const auto& [dim, stride] : place.strides) {
+  for (const auto& [dim, bytes, ring] : place.strides) {
     auto at = std::find(enclosing.begin(), enclosing.end(), dim);
     // The verifier has seen to it that a dim is a repeat around here or the microbatch.
     unsigned counter = at == enclosing.end() ? 0 : unsigned(at - enclosing.begin()) + 1;
-    pointer.strides.push_back({counter, stride});
+    pointer.strides.push_back({counter, bytes, ring});
   }
   return pointer;
 }
@@ -54,6 +54,7 @@ Interpreter::Pointer Interpreter::pointer(const Place& place, const Words& enclo
 Interpreter::Pointer Interpreter::slice(const Variable& var, const Words& enclosing) const {
   Place place = *var.place;
   Type rest = var.type;
+  if (var.flights > 1) place.strides.push_back({"microbatch", rest.bytes(), var.flights});
   for (const std::string& dim : var.stack) {
     if (std::find(enclosing.begin(), enclosing.end(), dim) == enclosing.end()) break;
     rest = rest.without(dim);

@@ -42,7 +42,13 @@ class Interpreter {
   // microbatch, counter 1 + d the repeat at depth d.
   struct Pointer {
     int64_t offset = 0;
-    llvm::SmallVector<std::pair<unsigned, int64_t>, 2> strides;
+    struct Step {
+      unsigned counter;
+      int64_t bytes;
+      int64_t ring;  // > 0: the counter counts modulo it
+      bool operator==(const Step&) const = default;
+    };
+    llvm::SmallVector<Step, 2> strides;
     bool operator==(const Pointer&) const = default;
   };
   struct Copy {
@@ -71,7 +77,8 @@ class Interpreter {
   Pointer slice(const Variable& var, const Words& enclosing) const;
   std::byte* resolve(const Pointer& pointer) const {
     int64_t at = pointer.offset;
-    for (const auto& [counter, stride] : pointer.strides) at += counters_[counter] * stride;
+    for (const auto& [counter, bytes, ring] : pointer.strides)
+      at += (ring > 0 ? counters_[counter] % ring : counters_[counter]) * bytes;
     return arena_ + at;
   }
   llvm::Expected<std::unique_ptr<Exchange>> prepareExchange(const Op& op, llvm::StringRef name);

@@ -145,10 +145,10 @@ std::optional<PassOptions> passOptions() {
   return options;
 }
 
-// Runs the passes; kYes when the module is what was asked for: then warnings are the caller's to show.
-Exit transform(Module& module, const PassOptions& options, Diagnostics& diags) {
+// Runs the passes; kYes when the modules are what was asked for: then warnings are the caller's to show.
+Exit transform(Modules& modules, const PassOptions& options, Diagnostics& diags) {
   std::string internal;
-  switch (runPasses(module, options, diags, internal)) {
+  switch (runPasses(modules, options, diags, internal)) {
     case PassResult::Ok:
       return kYes;
     case PassResult::UserError:
@@ -162,20 +162,21 @@ Exit transform(Module& module, const PassOptions& options, Diagnostics& diags) {
   std::error_code error = llvm::sys::fs::createTemporaryFile("planc-fault", "ir", path);
   if (!error) {
     llvm::raw_fd_ostream out(path, error);
-    if (!error) printModule(module, out);
+    if (!error)
+      for (const auto& module : modules) printModule(*module, out);
   }
   return fail(kTool,
               internal + "\nthis is a fault of planc; please report it with the plan and " + path,
               kFault);
 }
 
-// The module as IR text, to -o or standard output.
-Exit writeText(const Module& module) {
+// The modules as IR text, to -o or standard output.
+Exit writeText(const Modules& modules) {
   std::string text;
   llvm::raw_string_ostream out(text);
   PrintOptions options;
   options.locations = !noLocations;
-  printModule(module, out, options);
+  for (const auto& module : modules) printModule(*module, out, options);
   out.flush();
   if (llvm::Error error = writeOutput(output.empty() ? "-" : output.getValue(), text))
     return fail(kTool, llvm::toString(std::move(error)));
@@ -190,15 +191,15 @@ Exit compile() {
     return fail(kTool, "-o '" + output + "' would overwrite the plan", kUsage);
   Diagnostics diags;
   auto files = readPlan(input, diags);
-  std::unique_ptr<Module> module;
-  if (!diags.failed()) module = compilePlan(files, *options, diags);
-  if (!module) return finish(diags);
-  std::unique_ptr<Module> model = cloneModule(*module);
-  if (Exit code = transform(*module, *passes, diags); code != kYes) return code;
+  Planx planx;
+  if (!diags.failed()) planx.model = compilePlan(files, *options, diags);
+  if (!planx.model) return finish(diags);
+  planx.roles.push_back(cloneModule(*planx.model));
+  if (Exit code = transform(planx.roles, *passes, diags); code != kYes) return code;
   finish(diags);
-  if (module->level != Level::Rank) {  // passes were left out: show what there is
+  if (planx.roles.front()->level != Level::Rank) {  // passes were left out: show what there is
     bool isShown = !passes->dumpAfter.empty() || !passes->dumpDir.empty();
-    return isShown && output.empty() ? kYes : writeText(*module);
+    return isShown && output.empty() ? kYes : writeText(planx.roles);
   }
   std::string path = output;
   if (path.empty()) {
@@ -207,9 +208,6 @@ Exit compile() {
     llvm::sys::path::replace_extension(made, "planx");
     path = made.str().str();
   }
-  Planx planx;
-  planx.model = std::move(model);
-  planx.roles.emplace_back().program = std::move(module);
   if (path == "-" && isatty(1)) return fail(kTool, "a .planx is binary: not to a terminal", kUsage);
   if (llvm::Error error = writeOutput(path, writePlanx(planx)))
     return fail(kTool, llvm::toString(std::move(error)));
@@ -245,8 +243,8 @@ Exit prove(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOp
   // The language has more than this version compiles; then there are no programs.
   if (!planx.model) return kYes;
   diags = std::move(compiling);
-  planx.roles.emplace_back().program = cloneModule(*planx.model);
-  Exit code = transform(*planx.roles.front().program, PassOptions(), diags);
+  planx.roles.push_back(cloneModule(*planx.model));
+  Exit code = transform(planx.roles, PassOptions(), diags);
   if (code != kYes) return code;
   if (llvm::Error error = checkProtocol(planx))
     return fail(kTool,
@@ -284,7 +282,7 @@ Exit dump() {
   PrintOptions options;
   options.rank = dumpRank.getNumOccurrences() > 0 && !dumpModel ? int64_t(dumpRank) : -1;
   options.locations = !noLocations;
-  printModule(dumpModel ? *planx->model : *planx->roles[planx->roleOf(dumpRank)].program,
+  printModule(dumpModel ? *planx->model : planx->program(dumpRank),
               llvm::outs(), options);
   return kYes;
 }
@@ -295,20 +293,20 @@ Exit opt() {
   auto text = readInput(input);
   if (!text) return fail(kTool, llvm::toString(text.takeError()));
   Diagnostics diags;
-  std::unique_ptr<Module> module = parseModule(diags.addFile(input, *text), diags);
-  if (!module) return finish(diags);
+  Modules modules = parseModules(diags.addFile(input, *text), diags);
+  if (modules.empty()) return finish(diags);
   // `opt` runs what it is told, and nothing if it is told nothing. What passes say is about places
-  // in the plans that the module names.
+  // in the plans that the modules name.
   Diagnostics planDiags;
-  for (const std::string& path : module->files) {
+  for (const std::string& path : modules.front()->files) {
     auto plan = llvm::MemoryBuffer::getFile(path);
     planDiags.addFile(path, plan ? (*plan)->getBuffer().str() : std::string());
   }
   if (!passes->passes.empty()) {
-    if (Exit code = transform(*module, *passes, planDiags); code != kYes) return code;
+    if (Exit code = transform(modules, *passes, planDiags); code != kYes) return code;
     finish(planDiags);
   }
-  return writeText(*module);
+  return writeText(modules);
 }
 
 Exit format() {

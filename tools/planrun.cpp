@@ -253,7 +253,7 @@ llvm::Expected<Rank> makeRank(const Planx& planx, Communicator& comm) {
   Rank rank;
   rank.device =
       makeCpuDevice(threads > 0 ? int(threads) : share, Coordinates(planx.grid(), comm.rank()));
-  const Module& program = *planx.roles[planx.roleOf(comm.rank())].program;
+  const Module& program = planx.program(comm.rank());
   auto session = Session::create(program, *rank.device, comm);
   if (!session) return session.takeError();
   rank.session = std::move(*session);

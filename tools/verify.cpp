@@ -16,14 +16,12 @@ namespace {
 // The plan's model as a program for one rank.
 std::unique_ptr<Module> oneRankProgram(const Module& model, bool isWide, std::string& fault,
                                        Exit& code) {
-  std::unique_ptr<Module> one = cloneModule(model);
-  one->grid = {};
-  one->splits.clear();
-  one->shards.clear();
-  if (isWide) widen(*one);
+  Modules one;
+  one.push_back(cloneForOneRank(model));
+  if (isWide) widen(*one.front());
   Diagnostics diags;
-  PassResult result = runPasses(*one, {}, diags, fault);
-  if (result == PassResult::Ok) return one;
+  PassResult result = runPasses(one, {}, diags, fault);
+  if (result == PassResult::Ok) return std::move(one.front());
   code = result == PassResult::InternalError ? kFault : kNo;
   if (fault.empty()) {
     llvm::raw_string_ostream out(fault);
@@ -158,7 +156,7 @@ Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx,
     exact = oneRankProgram(*planx.model, true, fault, failure);
   if (!fault.empty()) return fail(tool, "'" + path + "': " + fault, failure);
   if (isWide)
-    for (Role& role : planx.roles) widen(*role.program);
+    for (const auto& role : planx.roles) widen(*role);
   std::string precision = one->settings.word("precision");
   VerifyOptions options;
   options.steps = command.steps;
@@ -175,7 +173,7 @@ Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx,
     auto made = makeVerification(*one, exact.get(), makeDevice, options);
     if (!made) return fail(tool, llvm::toString(made.takeError()));
     Exit code = runThreads(tool, ranks, options.timeout, [&](Communicator& comm) {
-      return (*made)->run(*planx.roles[planx.roleOf(comm.rank())].program, comm);
+      return (*made)->run(planx.program(comm.rank()), comm);
     });
     if (code != kYes) return code;
     report = (*made)->report();

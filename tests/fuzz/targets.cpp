@@ -86,7 +86,7 @@ bool runPlanx(llvm::StringRef bytes) {
     return false;
   }
   printed(*planx->model);
-  for (const Role& role : planx->roles) printed(*role.program);
+  for (const auto& role : planx->roles) printed(*role);
   return true;
 }
 

@@ -21,11 +21,10 @@ Said runSpoiled(const test::Spoil& spoil, const std::string& options) {
   Planx planx;
   planx.model = cloneModule(*program);
   test::runAll(*program);
-  planx.roles.resize(2);
-  planx.roles[0].where = {{"data", 1}, {"tensor", 0}};
-  planx.roles[0].program = cloneModule(*program);
-  spoil(*planx.roles[0].program);
-  planx.roles[1].program = std::move(program);
+  planx.roles.push_back(cloneModule(*program));
+  planx.roles[0]->where = {{"data", 1}, {"tensor", 0}};
+  spoil(*planx.roles[0]);
+  planx.roles.push_back(std::move(program));
   std::string path = ::testing::TempDir() + "faults-" + std::to_string(::getpid()) + ".planx";
   {
     std::error_code error;

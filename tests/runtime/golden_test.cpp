@@ -128,7 +128,10 @@ TEST_P(Golden, Oracle) {
   PassOptions options;
   options.passes = {"autodiff", "recompute", "precision", "optimizer", "fuse"};
   std::string internal;
-  if (module) runPasses(*module, options, diags, internal);
+  Modules modules;
+  modules.push_back(std::move(module));
+  if (modules.front()) runPasses(modules, options, diags, internal);
+  module = std::move(modules.front());
   diags.print(llvm::errs());
   ASSERT_TRUE(module != nullptr && !diags.failed() && internal.empty()) << internal;
 

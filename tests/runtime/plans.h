@@ -37,10 +37,7 @@ inline Compiled compileSharded(const std::string& text, bool ownPrecision = fals
   Compiled made{nullptr, compileText(text)};
   if (!made.program) return {};
   if (!ownPrecision) widen(*made.program);
-  made.one = cloneModule(*made.program);
-  made.one->grid = {};
-  made.one->splits.clear();
-  made.one->shards.clear();
+  made.one = cloneForOneRank(*made.program);
   runAll(*made.one);
   runAll(*made.program,
          {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives"});

@@ -49,13 +49,21 @@ inline std::unique_ptr<Module> compileText(const std::string& text,
   return module;
 }
 
-inline void runAll(Module& module, std::vector<std::string> passes = {}) {
+inline void runAll(Modules& modules, std::vector<std::string> passes = {}) {
   Diagnostics diags;
   PassOptions options;
   options.passes = std::move(passes);
   std::string internal;
-  PassResult result = runPasses(module, options, diags, internal);
+  PassResult result = runPasses(modules, options, diags, internal);
   EXPECT_EQ(result, PassResult::Ok) << internal << messages(diags);
+}
+
+// A module that stays one: its plan has no pipeline.
+inline void runAll(Module& module, std::vector<std::string> passes = {}) {
+  Modules modules;
+  modules.emplace_back(&module);
+  runAll(modules, std::move(passes));
+  for (auto& made : modules) (void)made.release();
 }
 
 inline std::string print(const Module& module) {

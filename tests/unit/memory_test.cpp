@@ -21,7 +21,7 @@ struct Range {
 // Bytes that a place may touch over all iterations of the repeats around it.
 Range reach(const Place& place, const Type& type, const std::map<std::string, int64_t>& counts) {
   int64_t end = place.offset + type.bytes();
-  for (const auto& [dim, stride] : place.strides) end += stride * (counts.at(dim) - 1);
+  for (const auto& [dim, stride, ring] : place.strides) end += stride * (counts.at(dim) - 1);
   return {place.offset, end};
 }
 
@@ -30,8 +30,8 @@ Range reach(const Op& read, const std::map<std::string, int64_t>& counts) {
   const Place& place = *read.result()->place;
   Range range = reach(place, read.result()->type, counts);
   if (!read.isFlag("ahead")) return range;
-  if (read.parent()->owner()->isFlag("reverse")) range.from += place.strides.back().second;
-  else range.to -= place.strides.back().second;
+  if (read.parent()->owner()->isFlag("reverse")) range.from += place.strides.back().bytes;
+  else range.to -= place.strides.back().bytes;
   return range;
 }
 

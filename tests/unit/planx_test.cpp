@@ -11,7 +11,7 @@ std::string bytesOf(const std::string& plan) {
   test::runAll(*program);
   Planx planx;
   planx.model = std::move(model);
-  planx.roles.emplace_back().program = std::move(program);
+  planx.roles.push_back(std::move(program));
   return writePlanx(planx);
 }
 

@@ -25,12 +25,11 @@ using Change = std::function<void(Module&)>;
 // `base` on all ranks but one, which runs it changed.
 Planx spoil(const Module& base, int64_t odd, const Change& change) {
   Planx planx;
-  Role& role = planx.roles.emplace_back();
+  Module& role = *planx.roles.emplace_back(cloneModule(base));
   Coordinates at(base.grid, odd);
   for (const GridAxis& axis : base.grid.axes) role.where.push_back({axis.name, at.on(axis.name)});
-  role.program = cloneModule(base);
-  change(*role.program);
-  planx.roles.emplace_back().program = cloneModule(base);
+  change(role);
+  planx.roles.push_back(cloneModule(base));
   return planx;
 }
 
@@ -224,9 +223,9 @@ TEST(Protocol, SameProgramsFit) {
   auto base = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 2}}));
   EXPECT_EQ(verdict(spoil(*base, 2, [](Module&) {})), "");
   Planx one;
-  one.roles.emplace_back().program = cloneModule(*base);
+  one.roles.push_back(cloneModule(*base));
   EXPECT_EQ(verdict(one), "");
-  drop(find(*one.roles[0].program, "gradient", true));
+  drop(find(*one.roles[0], "gradient", true));
   EXPECT_NE(verdict(one), "");
 }
 
@@ -279,7 +278,8 @@ Planx crossing(bool isStarted) {
                                      isTensor ? 1 : 2));
     if (isStarted)
       for (Op* op : ops) test::defer(op);
-    planx.roles.push_back({{{"data", rank / 2}, {"tensor", rank % 2}}, std::move(module)});
+    module->where = {{"data", rank / 2}, {"tensor", rank % 2}};
+    planx.roles.push_back(std::move(module));
   }
   return planx;
 }
@@ -320,11 +320,13 @@ TEST(Protocol, ManyRanksAreFast) {
     return text;
   };
   Planx one;
-  one.roles.emplace_back().program = cloneModule(*base);
+  one.roles.push_back(cloneModule(*base));
   EXPECT_EQ(isFast(one), "");
   Planx stages;  // a role for each place along `pipe`
-  for (int64_t stage = 0; stage < 16; ++stage)
-    stages.roles.push_back({{{"pipe", stage}}, cloneModule(*base)});
+  for (int64_t stage = 0; stage < 16; ++stage) {
+    stages.roles.push_back(cloneModule(*base));
+    stages.roles.back()->where = {{"pipe", stage}};
+  }
   EXPECT_EQ(isFast(stages), "");
   EXPECT_EQ(isFast(spoil(*base, 5000, [](Module&) {})), "");
   std::string text = isFast(spoil(*base, 5000, [](Module& m) { drop(find(m, "ffn")); }));
@@ -371,7 +373,7 @@ plan train of lm {
 TEST(Protocol, CompiledPlanFitsAndSendsNoMore) {
   auto program = compiled();
   Planx one;
-  one.roles.emplace_back().program = cloneModule(*program);
+  one.roles.push_back(cloneModule(*program));
   EXPECT_EQ(verdict(one), "");
   EXPECT_EQ(verdict(spoil(*program, 2, [](Module&) {})), "");
   std::map<OpKind, int64_t> times;
@@ -474,7 +476,7 @@ bool fits(const Planx& planx) {
     return key;
   };
   for (size_t i = 0; i < ranks.size(); ++i) {
-    const Module& module = *planx.roles[planx.roleOf(int64_t(i))].program;
+    const Module& module = planx.program(int64_t(i));
     std::function<void(const Block&, Iterations)> unroll = [&](const Block& block, Iterations at) {
       bool isLast = !at.empty() && at.back() + 1 == block.owner()->attrs.integer("count");
       for (const Op* op : block.ops) {
@@ -559,15 +561,14 @@ TEST(Protocol, AgreesWithAPlainRun) {
     // Roles: some coordinates run it with an exchange, one message less, or waits that come later.
     Planx planx;
     for (size_t n = 1 + below(2); n > 0; --n) {
-      Role& role = planx.roles.emplace_back();
+      Module& role = *planx.roles.emplace_back(cloneModule(base));
       role.where.push_back({grid.axes[below(3)].name, int64_t(below(2))});
       if (below(2)) role.where.push_back({grid.axes[below(3)].name, int64_t(below(2))});
     }
-    planx.roles.emplace_back();
-    for (Role& role : planx.roles) {
-      role.program = cloneModule(base);
+    planx.roles.push_back(cloneModule(base));
+    for (const auto& role : planx.roles) {
       std::vector<Op*> ops;
-      walk(*role.program->functions[0]->body, [&](Op* op) {
+      walk(*role->functions[0]->body, [&](Op* op) {
         if (op->has(Comm)) ops.push_back(op);
       });
       Op* op = ops[below(ops.size())];
