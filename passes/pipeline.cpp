@@ -1,10 +1,51 @@
+// From one module to one a stage. Everything that a stage's program holds follows from three choices: how
+// many iterations each chunk gets, which stage holds which chunk, and in which order a stage works.
+#include "passes/pipeline.h"
+
+#include "llvm/ADT/STLExtras.h"
 #include "passes/passes.h"
 
 namespace planc {
+namespace {
 
-Modules pipeline(std::unique_ptr<Module> module, Diagnostics&) {
+llvm::Expected<PipeSchedule> scheduleFor(const Module& module) {
+  const Pipeline& pipeline = module.pipeline;
+  Axes axes = module.grid.find(pipeline.axis);
+  int stages = int(ranksOver(axes)), chunks = int(pipeline.chunks);
+  int64_t microbatches = module.settings.integer("microbatches", 1);
+  if (!pipeline.order.empty()) return parseSchedule(pipeline.order, stages, chunks, microbatches);
+  return makeSchedule(pipeline.schedule, stages, chunks, microbatches);
+}
+
+}  // namespace
+
+Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
   Modules stages;
-  stages.push_back(std::move(module));
+  if (module->pipeline.axis.empty() || !module->where.empty()) {
+    stages.push_back(std::move(module));
+    return stages;
+  }
+  if (module->level != Level::Sharded) {
+    diags.report({}, Diag::PassOrder, "pipeline", "a module typed by 'shard'");
+    return stages;
+  }
+  auto schedule = scheduleFor(*module);
+  if (!schedule) {
+    diags.report(module->pipeline.loc, Diag::ScheduleInvalid,
+                 llvm::toString(schedule.takeError()));
+    return stages;
+  }
+  std::vector<CutRepeat> repeats = findRepeats(*module, diags);
+  if (repeats.empty()) return stages;
+  std::vector<int64_t> bounds{0};
+  for (int64_t count : module->pipeline.counts) bounds.push_back(bounds.back() + count);
+  if (bounds.size() == 1) bounds = balance(*module, repeats, *schedule);
+  ModelCut cut = cutModel(*module, std::move(repeats), std::move(bounds));
+  addStageSums(*module, cut, *schedule);
+  std::vector<StepMarks> marks;
+  for (int stage = 0; stage < schedule->stages; ++stage) marks.emplace_back(cut, *schedule, stage);
+  for (int stage = 0; stage < schedule->stages; ++stage)
+    stages.push_back(Stage(cut, *schedule, marks, stage).make());
   return stages;
 }
 
