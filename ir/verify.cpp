@@ -114,8 +114,10 @@ llvm::Error Verifier::variable(const Variable& var) {
       if (var.type.dims.size() != var.stack.size() + 2)
         return broken("an input has two dims: samples and positions");
       if (!var.follows.empty()) {
+        // A stage has only the inputs that it reads.
         const Variable* other = module_.findVar(var.follows);
-        if (!other || other->kind != VarKind::Input || other->type != var.type)
+        bool isElsewhere = !other && !module_.where.empty();
+        if (!isElsewhere && (!other || other->kind != VarKind::Input || other->type != var.type))
           return broken("it follows '" + var.follows + "', which is no input of its type");
       }
       break;

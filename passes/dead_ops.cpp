@@ -9,7 +9,7 @@ namespace {
 
 bool hasEffect(const Op& op) {
   if (op.kind == OpKind::Read) return false;
-  if (op.has(Effect) || op.var) return true;
+  if (op.has(Effect) || op.var || op.kind == OpKind::Send) return true;
   bool found = false;
   if (op.body) walk(*op.body, [&](const Op* inner) { found |= hasEffect(*inner); });
   return found;

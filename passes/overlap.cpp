@@ -8,6 +8,13 @@
 namespace planc {
 namespace {
 
+// Stages run different programs: what goes between them stays in the order of the plan.
+bool crossesStages(const Op& op) {
+  return llvm::any_of(op.parent()->module().where, [&](const auto& at) {
+    return llvm::is_contained(op.attrs.words("axes"), at.first);
+  });
+}
+
 // A collective whose results only go to variables.
 bool isStored(const Op& op) {
   return llvm::all_of(op.results(), [&](const Value* result) {
@@ -39,7 +46,8 @@ void join(llvm::ArrayRef<Op*> bucket) {
 void joinStored(Block& block) {
   llvm::SmallVector<Op*, 8> stored;
   for (Op* op : block.ops)
-    if (op->has(Comm) && op->kind != OpKind::AllToAll && isStored(*op)) stored.push_back(op);
+    if (op->has(Comm) && op->kind != OpKind::AllToAll && !crossesStages(*op) && isStored(*op))
+      stored.push_back(op);
   for (const std::vector<Op*>& bucket : makeBuckets(stored)) join(bucket);
 }
 
@@ -93,7 +101,7 @@ void overlap(Block& block) {
   joinStored(block);
   for (Op* op : std::vector<Op*>(block.ops)) {
     if (op->kind == OpKind::Repeat) overlap(*op->body);
-    if (op->has(Comm) && !op->isFlag("start")) split(*op);
+    if (op->has(Comm) && !op->isFlag("start") && !crossesStages(*op)) split(*op);
   }
 }
 

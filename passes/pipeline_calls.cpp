@@ -133,7 +133,7 @@ void StageCalls::receive(bool isBackward, int from, int chunk) {
   std::vector<size_t> used = places(stage_, isBackward, chunk);
   // A task ends when the next thing of its stage may start.
   auto end = [&](size_t stage, size_t task) {
-    return timeline_.starts[stage][task] + timeline_.costs[stage][task];
+    return timeline_.starts[stage][task] + WorkCosts().of(tasks(stage)[task].work);
   };
   std::vector<Span> spans;
   std::vector<int64_t> order;  // as they are sent

@@ -11,8 +11,11 @@ namespace {
 
 class BackwardSplit {
  public:
-  BackwardSplit(Module& module, Function& inputs, Function& weights)
-      : module_(module), inputs_(inputs), weights_(weights) {}
+  // `arrived`: the places of what came from another chunk, which are others' once the gradient of the
+  // input is made.
+  BackwardSplit(Module& module, const llvm::DenseSet<const Variable*>& arrived, Function& inputs,
+                Function& weights)
+      : module_(module), arrived_(arrived), inputs_(inputs), weights_(weights) {}
   void run() {
     keep(*inputs_.body);
     move(*inputs_.body, *weights_.body);
@@ -77,35 +80,38 @@ class BackwardSplit {
   Value* get(Builder& builder, Value* value) {
     if (Value* known = moved_.lookup(value)) return known;
     Op* def = value->def();
-    bool isRead = def && def->kind == OpKind::Read && !arrives(*def->var);
+    bool isRead = def && def->kind == OpKind::Read && !arrived_.contains(def->var);
     bool isConst = def && def->kind == OpKind::Const;
     if (isRead || isConst)
-      return again_[{value, builder.block()}] ? again_[{value, builder.block()}]
-             : (again_[{value, builder.block()}] =
-                    builder.create(def->kind, {}, {value->type}, def->attrs, def->var, value->name)->result());
+      return again(builder, value, [&] {
+        return builder.create(def->kind, {}, {value->type}, def->attrs, def->var, value->name)
+            ->result();
+      });
     Variable*& slot = saved_[value];
     if (!slot) {
       slot = saveValue(module_, value);
       slot->type.partial = value->type.partial;
     }
-    Value*& read = again_[{value, builder.block()}];
-    if (!read) read = builder.read(slot), read->name = value->name;
-    return read;
+    return again(builder, value, [&] { return builder.read(slot); });
   }
-  // What came from another chunk is gone once the gradient of the input is made.
-  static bool arrives(const Variable& var) { return var.kind == VarKind::Slot && llvm::StringRef(var.name).contains(".in."); }
+  // Once in a block.
+  Value* again(Builder& builder, const Value* value, llvm::function_ref<Value*()> make) {
+    Value*& made = again_[{value, builder.block()}];
+    if (made) return made;
+    made = make();
+    made->name = value->name;
+    return made;
+  }
 
   void erase(Block& block) {
     for (Op* op : std::vector<Op*>(block.ops.rbegin(), block.ops.rend())) {
       if (op->kind == OpKind::Repeat) erase(*op->body);
-      else if (!kept_.contains(op) && !isSave(*op)) op->erase();
+      else if (!kept_.contains(op) && op->kind != OpKind::Write) op->erase();
     }
-  }
-  bool isSave(const Op& op) const {
-    return op.kind == OpKind::Write;
   }
 
   Module& module_;
+  const llvm::DenseSet<const Variable*>& arrived_;
   Function &inputs_, &weights_;
   llvm::DenseSet<const Op*> kept_;
   llvm::DenseMap<const Value*, Value*> moved_;
@@ -119,7 +125,9 @@ void Stage::splitBackward(int chunk) {
   Function& inputs = *module_->findFunction(functionName(Work::Backward, chunk));
   inputs.name = functionName(Work::InputGradient, chunk);
   Function& weights = *module_->addFunction(functionName(Work::WeightGradient, chunk));
-  BackwardSplit(*module_, inputs, weights).run();
+  llvm::DenseSet<const Variable*> arrived;
+  for (const auto& [key, var] : boundaries_) arrived.insert(var);
+  BackwardSplit(*module_, arrived, inputs, weights).run();
 }
 
 }  // namespace planc
