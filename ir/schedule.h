@@ -47,7 +47,12 @@ struct PipeSchedule {
 
   int chunks() const { return int(stageOf.size()); }
   bool splitsBackward() const;
+  // As a schedule's text has it: `F3`, or `F3.1` where the stage does not say which chunk it is.
+  std::string text(const Task& task) const;
 };
+
+// Of a whole schedule: more are an error, not a program that no memory holds.
+inline constexpr int64_t kMaxTasks = int64_t{1} << 24;
 
 // gpipe, one_f_one_b, interleaved, zero_bubble, zero_bubble_v.
 llvm::ArrayRef<llvm::StringRef> scheduleNames();
@@ -56,7 +61,8 @@ llvm::Expected<PipeSchedule> makeSchedule(llvm::StringRef name, int stages, int 
                                           int64_t microbatches);
 // A user's schedule. A line a stage, in order, its tasks separated by blanks: a letter, the microbatch
 // from 0 and, where a stage holds several chunks, `.` and the chunk: `F0 F1 B0 B1` or `F0.0 F0.3 I0.3 ...`.
-// Empty lines and what follows `#` do not count. Errors name the line and the task.
+// Empty lines and what follows `#` do not count. `chunks` 0: as many as the text has. Errors name the
+// line and the task.
 llvm::Expected<PipeSchedule> parseSchedule(llvm::StringRef text, int stages, int chunks,
                                            int64_t microbatches);
 // In the form that parseSchedule reads.
@@ -87,7 +93,7 @@ struct Timeline {
 Timeline timelineOf(const PipeSchedule& schedule, llvm::ArrayRef<WorkCosts> costs);
 
 // What theory says of a schedule's idle time on each stage in units of the costs of a whole stage (all
-// its chunks); nullopt where no closed form holds (a user's order, microbatches that don't fit).
+// its chunks); nullopt where no closed form holds (a user's order, microbatches or costs that don't fit).
 std::optional<double> idleByTheory(llvm::StringRef name, int stages, int chunks,
                                    int64_t microbatches, const WorkCosts& stage);
 
@@ -95,8 +101,8 @@ std::optional<double> idleByTheory(llvm::StringRef name, int stages, int chunks,
 // backward, or of its weight gradient where that is apart.
 std::vector<int64_t> activationsInFlight(const PipeSchedule& schedule);
 
-// What a stage programs' schedules say together, from the programs of all stages in order; nullopt:
-// the modules have no pipeline.
+// What the stage programs' schedules say together, from the programs of all stages in order; nullopt:
+// they have no pipeline, or what they call is no schedule that runs.
 std::optional<PipeSchedule> scheduleOf(llvm::ArrayRef<const Module*> stages);
 
 }  // namespace planc
