@@ -1,5 +1,6 @@
 // Places. The step is one line of time: @begin, then a microbatch's @forward and @backward, then
-// @update (the functions in the schedule's order, each once). Variables that outlive a step lie at
+// @update (the functions in the schedule's order, each once; what the schedule runs while a saved value
+// waits is part of its life). Variables that outlive a step lie at
 // the arena's start. Everything else, slots included, is a buffer with a life from first definition
 // to last use; values share a buffer where one dies as the next is made in its place, or where a
 // `repeat` carries them. Buffers are packed largest first, each at the lowest offset that is free
@@ -8,6 +9,7 @@
 #include "passes/memory.h"
 
 #include <algorithm>
+#include <set>
 
 #include "llvm/ADT/STLExtras.h"
 #include "passes/passes.h"
@@ -95,13 +97,49 @@ void MemoryPlan::findVariableLives() {
           to = std::max(to, useTime(use.op, op->parent()));
       auto [at, isNew] = slotBuffer_.try_emplace(op->var, -1);
       if (isNew) {
-        at->second = newBuffer(op->var->type.bytes(), from, to);
+        at->second = newBuffer(saturatingMul(op->var->type.bytes(), op->var->flights), from, to);
       } else {
         Buffer& buffer = buffers_[at->second];
         buffer.from = std::min(buffer.from, from);
         buffer.to = std::max(buffer.to, to);
       }
     });
+}
+
+// A slot lives while anything runs between the first and the last call that touches it for a
+// microbatch: also functions that stand elsewhere on the line, and, where several microbatches are
+// under way, those that touch it, as a whole.
+void MemoryPlan::keepBetweenCalls() {
+  llvm::DenseMap<const Function*, llvm::DenseSet<const Variable*>> touched;
+  std::vector<const Function*> calls;
+  for (const Call& call : module_.schedule) {
+    const Function* function = module_.findFunction(call.function);
+    calls.push_back(function);
+    auto [at, isNew] = touched.try_emplace(function);
+    if (!isNew) continue;
+    walk(*function->body, [&, slots = &at->second](const Op* op) {
+      if (op->var && op->var->kind == VarKind::Slot) slots->insert(op->var);
+    });
+  }
+  for (auto& [var, buffer] : slotBuffer_) {
+    std::map<int64_t, size_t> last;  // of each microbatch's calls that touch it
+    for (size_t i = 0; i < calls.size(); ++i)
+      if (touched[calls[i]].contains(var)) last[module_.schedule[i].microbatch] = i;
+    std::set<int64_t> alive;
+    for (size_t i = 0; i < calls.size() && !last.empty(); ++i) {
+      int64_t microbatch = module_.schedule[i].microbatch;
+      bool touches = touched[calls[i]].contains(var);
+      if (touches) alive.insert(microbatch);
+      bool isAlone = touches && alive.size() == 1;
+      if (!alive.empty() && !isAlone) {
+        Buffer& life = buffers_[size_t(buffer)];
+        auto [from, to] = lives_[calls[i]];
+        life.from = std::min(life.from, from);
+        life.to = std::max(life.to, to);
+      }
+      if (touches && last[microbatch] == i) alive.erase(microbatch);
+    }
+  }
 }
 
 Place MemoryPlan::slicePlace(const Variable& var, const Block& block) const {
@@ -303,6 +341,16 @@ void MemoryPlan::block(Block& block) {
       home_[op->result()] = readHome(*op);
       continue;
     }
+    if (op->kind == OpKind::StageShare && op->operand(0)->uses().size() == 1) {
+      // The same value under another type.
+      Home home = home_[op->result()] = home_[op->operand(0)];
+      taken_.insert(op->operand(0));
+      if (home.buffer >= 0) {
+        Buffer& buffer = buffers_[size_t(home.buffer)];
+        buffer.to = std::max(buffer.to, lastUse(op->result()));
+      }
+      continue;
+    }
     if (op->kind == OpKind::Wait) {
       for (unsigned i = 0; i < op->results().size(); ++i) {
         home_[op->result(i)] = home_[op->operand(i)];
@@ -337,9 +385,13 @@ const Variable* MemoryPlan::addedUpInPlace(const Variable& var) const {
   auto writes = writes_.find(&var);
   if (writes == writes_.end() || writes->second.size() != 1) return nullptr;
   const Value* value = startedValue(writes->second[0]->operand(0));
-  const Op* def = value->def();
-  if (!def || def->kind != OpKind::AllReduce) return nullptr;
-  const Op* read = def->operand(value->index())->def();
+  const Op* read = value->def();
+  if (!read || read->kind != OpKind::AllReduce) return nullptr;
+  // Over ranks, and over stages.
+  while (read && (read->kind == OpKind::AllReduce || read->kind == OpKind::StageShare)) {
+    value = startedValue(read->operand(read->kind == OpKind::AllReduce ? value->index() : 0));
+    read = value->def();
+  }
   bool isWhole = read && read->kind == OpKind::Read && read->var->kind == VarKind::Sum &&
                  sameLayout(read->var->type, var.type) && reads_.lookup(read->var).size() == 1 &&
                  !writes->second[0]->parent()->owner();
@@ -382,22 +434,23 @@ void MemoryPlan::run() {
   }
   for (Function* function : order) {
     copySwappedYields(*function->body);
+    int begin = time_ + 1;
     number(*function->body);
+    lives_[function] = {begin, time_};
     time_ += 2;
   }
   findVariableLives();
+  keepBetweenCalls();
   for (Function* function : order) block(*function->body);
 
   int64_t base = 0;
   for (const auto& var : module_.vars) {
-    if (var->kind == VarKind::Slot) continue;
-    if (const Variable* sum = addedUpInPlace(*var)) {
-      var->place = sum->place;
-      continue;
-    }
+    if (var->kind == VarKind::Slot || addedUpInPlace(*var)) continue;
     var->place = Place{base, {}};
     base += aligned(var->type.bytes());
   }
+  for (const auto& var : module_.vars)
+    if (var->kind != VarKind::Slot && !var->place) var->place = addedUpInPlace(*var)->place;
   module_.arenaBytes = pack(base);
   for (const auto& var : module_.vars)
     if (var->kind == VarKind::Slot) {

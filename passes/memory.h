@@ -33,6 +33,7 @@ class MemoryPlan {
   void copySwappedYields(Block& block);
   void number(const Block& block);
   void findVariableLives();
+  void keepBetweenCalls();
   void block(Block& block);
   void placeRepeat(Op& op);
   void placeResult(const Op& op, unsigned i);
@@ -55,6 +56,7 @@ class MemoryPlan {
   Module& module_;
   int time_ = 0;
   llvm::DenseMap<const Op*, int> start_, end_;
+  std::map<const Function*, std::pair<int, int>> lives_;  // when each function runs
   std::vector<Buffer> buffers_;
   std::map<const Value*, Home> home_;
   llvm::DenseSet<const Value*> taken_;  // another value has taken over their buffer

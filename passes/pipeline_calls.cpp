@@ -59,7 +59,7 @@ void Stage::addMessages(const FunctionCut& cut, int chunk) {
   if (cut.has(before) && !cut.takes[size_t(chunk)].empty() && stageOf(before) != number_) {
     Function& function = *module_->addFunction(messageName("receive", cut.isBackward, chunk));
     Builder builder(function.body.get());
-    llvm::SmallVector<Type> types;
+    llvm::SmallVector<Type, 2> types;
     llvm::SmallVector<Variable*> places;
     for (const Value* value : cut.takes[size_t(chunk)]) {
       types.push_back(value->type);

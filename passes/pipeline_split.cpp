@@ -56,7 +56,7 @@ class BackwardSplit {
       }
       if (kept_.contains(op)) continue;
       llvm::SmallVector<Value*> operands;
-      llvm::SmallVector<Type> types;
+      llvm::SmallVector<Type, 2> types;
       for (Value* operand : op->operands()) operands.push_back(get(builder, operand));
       for (const Value* result : op->results()) types.push_back(result->type);
       builder.loc = op->loc;

@@ -77,7 +77,7 @@ Op* Stage::clone(Builder& builder, const Op& op, int chunk) {
         if (!operand->block()->owner() && !env_.count(operand)) get(builder, operand, chunk);
     });
   llvm::SmallVector<Value*> operands;
-  llvm::SmallVector<Type> types;
+  llvm::SmallVector<Type, 2> types;
   for (const Value* operand : op.operands()) operands.push_back(get(builder, operand, chunk));
   for (const Value* result : op.results()) types.push_back(result->type);
   builder.loc = op.loc;

@@ -44,7 +44,7 @@ std::set<int> ModelCut::holders(const Variable& var, const PipeSchedule& schedul
 }
 
 bool ModelCut::isHeldBefore(const Variable& var, int stage, const PipeSchedule& schedule) const {
-  if (repeatOf.count(&var) || familyOf(*whole, var).kind != VarKind::Weight) return false;
+  if (repeatOf.count(&var) || var.kind == VarKind::Sum || familyOf(*whole, var).kind != VarKind::Weight) return false;
   std::set<int> stages = holders(var, schedule);
   return !stages.empty() && *stages.begin() < stage;
 }
@@ -76,6 +76,8 @@ void addStageSums(Module& whole, const ModelCut& cut, const PipeSchedule& schedu
   Function* reduce = whole.findFunction("reduce");
   if (!reduce) {
     reduce = whole.addFunction("reduce");
+    auto update = llvm::find_if(whole.functions, [](const auto& f) { return f->name == "update"; });
+    if (update != whole.functions.end()) std::rotate(update, whole.functions.end() - 1, whole.functions.end());
     auto at = llvm::find_if(whole.schedule, [](const Call& c) { return c.function == "update"; });
     whole.schedule.insert(at, {"reduce", -1});
   }
@@ -265,7 +267,7 @@ Value* Stage::stepValue(Builder& builder, const Value* value, int chunk) {
 void Stage::stepOp(Builder& builder, const Op& op, int chunk) {
   llvm::SmallVector<Value*> operands;
   for (const Value* operand : op.operands()) operands.push_back(stepValue(builder, operand, chunk));
-  llvm::SmallVector<Type> types;
+  llvm::SmallVector<Type, 2> types;
   for (const Value* result : op.results()) {
     Type type = result->type;
     const Whereabouts& where = mine().whereIs(result);
@@ -344,7 +346,7 @@ void Stage::shareOp(Builder& builder, const Op& op) {
     terms.push_back(made->result());
   }
   Value* sum = terms.front();
-  for (Value* term : llvm::ArrayRef(terms).drop_front())
+  for (Value* term : llvm::drop_begin(terms))
     sum = builder.value(OpKind::Add, {sum, term}, result->type, {}, result->name);
   shares_[result] = sum;
 }
