@@ -29,6 +29,27 @@ std::string nameOf(const Op& op) {
   return op.info().text.str();
 }
 
+// What is started does nothing but pass messages, and is waited for once.
+llvm::Error checkPhases(const Module& program) {
+  std::set<std::pair<std::string, int64_t>> open;
+  for (const Call& call : program.schedule) {
+    if (call.phase == Phase::Run) continue;
+    bool starts = call.phase == Phase::Start;
+    std::pair<std::string, int64_t> key{call.function, call.microbatch};
+    if (starts ? !open.insert(key).second : open.erase(key) == 0)
+      return broken("the schedule " + llvm::Twine(starts ? "starts" : "waits for") + " '@" +
+                    text(call) + "', which " + (starts ? "is under way" : "was not started"));
+    for (const Op* op : program.findFunction(call.function)->body->ops)
+      if (op->isFlag("start") || (op->kind != OpKind::Read && op->kind != OpKind::Write &&
+                                  op->kind != OpKind::Send && op->kind != OpKind::Receive))
+        return broken("the schedule starts '@" + call.function +
+                      "', which does more than pass messages: " + printOp(*op));
+  }
+  return open.empty() ? llvm::Error::success()
+                      : broken("the schedule starts '@" + open.begin()->first +
+                               "' and does not wait for it");
+}
+
 }  // namespace
 
 Interpreter::Interpreter(const Module& program, Device& device, Communicator* comm)
@@ -40,6 +61,19 @@ Interpreter::Interpreter(const Module& program, Device& device, Communicator* co
     stage_ += (stage_.empty() ? "" : ", ") + axis + " " + std::to_string(at);
 }
 
+llvm::Error Interpreter::check(const Module& program, const Communicator& comm) {
+  if (llvm::Error error = checkPhases(program)) return error;
+  Coordinates here(program.grid, comm.rank());
+  const Op* outside = nullptr;
+  for (const auto& function : program.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->has(Comm) && !llvm::is_contained(membersOf(*op, here), here.rank())) outside = op;
+    });
+  return outside ? broken("rank " + llvm::Twine(here.rank()) + " is not among those of " +
+                          printOp(*outside))
+                 : llvm::Error::success();
+}
+
 llvm::Expected<std::unique_ptr<Interpreter>> Interpreter::create(const Module& program,
                                                                  Device& device,
                                                                  Communicator* comm) {
@@ -48,9 +82,11 @@ llvm::Expected<std::unique_ptr<Interpreter>> Interpreter::create(const Module& p
     return llvm::createStringError(llvm::inconvertibleErrorCode(),
                                    "the program is for " + llvm::Twine(program.grid.ranks()) +
                                        " ranks, and " + llvm::Twine(ranks) + " run");
-  if (llvm::Error error = checkPhases(program)) return error;
   std::unique_ptr<Interpreter> made(new Interpreter(program, device, comm));
-  if (llvm::Error error = made->makeGroups()) return error;
+  if (comm != nullptr) {
+    if (llvm::Error error = check(program, *comm)) return error;
+    made->makeGroups();
+  }
   auto arena = device.allocateArena(program.arenaBytes);
   if (!arena) return arena.takeError();
   made->arena_ = *arena;
@@ -74,27 +110,6 @@ llvm::Expected<std::unique_ptr<Interpreter>> Interpreter::create(const Module& p
   return made;
 }
 
-// What is started does nothing but pass messages, and is waited for once.
-llvm::Error Interpreter::checkPhases(const Module& program) {
-  std::set<std::pair<std::string, int64_t>> open;
-  for (const Call& call : program.schedule) {
-    if (call.phase == Phase::Run) continue;
-    bool starts = call.phase == Phase::Start;
-    std::pair<std::string, int64_t> key{call.function, call.microbatch};
-    if (starts ? !open.insert(key).second : open.erase(key) == 0)
-      return broken("the schedule " + llvm::Twine(starts ? "starts" : "waits for") + " '@" +
-                    text(call) + "', which " + (starts ? "is under way" : "was not started"));
-    for (const Op* op : program.findFunction(call.function)->body->ops)
-      if (op->isFlag("start") || (op->kind != OpKind::Read && op->kind != OpKind::Write &&
-                                  op->kind != OpKind::Send && op->kind != OpKind::Receive))
-        return broken("the schedule starts '@" + call.function +
-                      "', which does more than pass messages: " + printOp(*op));
-  }
-  return open.empty() ? llvm::Error::success()
-                      : broken("the schedule starts '@" + open.begin()->first +
-                               "' and does not wait for it");
-}
-
 Interpreter::GroupKey Interpreter::groupOf(const Op& op) const {
   bool isTransfer = op.kind == OpKind::Send || op.kind == OpKind::Receive;
   return {membersOf(op, here_), isTransfer ? op.attrs.integer("channel") : -1};
@@ -102,22 +117,13 @@ Interpreter::GroupKey Interpreter::groupOf(const Op& op) const {
 
 // To make a group all its members meet, so all must make those that they share in one order, whatever
 // the order in which their programs use them: that of the keys, which are the same on all ranks.
-llvm::Error Interpreter::makeGroups() {
-  if (comm_ == nullptr) return llvm::Error::success();
-  const Op* outside = nullptr;
+void Interpreter::makeGroups() {
   for (const auto& function : program_.functions)
     walk(*function->body, [&](const Op* op) {
-      if (!op->has(Comm)) return;
-      GroupKey key = groupOf(*op);
-      if (!llvm::is_contained(key.first, here_.rank())) outside = op;
-      groups_[key] = nullptr;
+      if (op->has(Comm)) groups_[groupOf(*op)] = nullptr;
     });
-  if (outside)
-    return broken("rank " + llvm::Twine(here_.rank()) + " is not among those of " +
-                  printOp(*outside));
   for (auto& [key, group] : groups_)
     group = &comm_->group(llvm::SmallVector<int, 8>(key.first.begin(), key.first.end()));
-  return llvm::Error::success();
 }
 
 Interpreter::Pointer Interpreter::pointer(const Place& place, const Words& enclosing) const {

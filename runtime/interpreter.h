@@ -18,6 +18,8 @@ namespace planc {
 
 class Interpreter {
  public:
+  // What keeps a program from running on the communicator's rank, known before ranks meet.
+  static llvm::Error check(const Module& program, const Communicator& comm);
   // Allocates the arena and prepares every kernel. The program must outlive this and be verified.
   // A program for several ranks needs a communicator, whose ranks are the grid's.
   static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program, Device& device,
@@ -90,8 +92,7 @@ class Interpreter {
   using GroupKey = std::pair<std::vector<int64_t>, int64_t>;
 
   Interpreter(const Module& program, Device& device, Communicator* comm);
-  static llvm::Error checkPhases(const Module& program);
-  llvm::Error makeGroups();
+  void makeGroups();
   GroupKey groupOf(const Op& op) const;
   llvm::Error prepare(const Block& block, std::vector<Instruction>& into);
   llvm::Expected<Instruction> prepare(const Op& op);
