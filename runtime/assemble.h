@@ -8,9 +8,18 @@
 
 namespace planc {
 
-// On rank 0 the whole tensor, in the order of type.whole(): pieces put together, partial sums added;
-// elsewhere nothing. All ranks call it at once, each with its own piece of the same type.
+// A rank's piece of a tensor; `first` as in pieceRuns.
+struct RankPiece {
+  int rank;
+  Type type;
+  int64_t first = 0;
+  const void* data = nullptr;  // the own rank's only
+};
+
+// On rank 0 the whole tensor, in the order of its type: pieces put together, partial sums added;
+// elsewhere nothing. All ranks call it at once with the same pieces.
 llvm::Expected<std::vector<std::byte>> assemble(Communicator& comm, const Grid& grid,
-                                                const Type& type, const void* piece);
+                                                const Type& whole,
+                                                llvm::ArrayRef<RankPiece> pieces);
 
 }  // namespace planc

@@ -28,9 +28,7 @@ bool isFinite(const Variable& var, const std::byte* data) {
   return isFinite;
 }
 
-bool isState(const Variable& var) {
-  return var.kind == VarKind::Weight || var.kind == VarKind::Moment;
-}
+bool isState(VarKind kind) { return kind == VarKind::Weight || kind == VarKind::Moment; }
 
 }  // namespace
 
@@ -49,17 +47,17 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
   // Names first, so that a file of another model changes nothing.
   std::vector<std::string> missing, unknown;
   bool hasMoments = false;
-  for (const auto& var : program_.vars) {
-    bool isThere = checkpoint->tensors().count(var->name) != 0;
-    if (var->kind == VarKind::Moment) hasMoments |= isThere;
-    if (var->kind == VarKind::Weight && !isThere) missing.push_back(var->name);
+  for (const ModelVariable& var : roles_.variables()) {
+    bool isThere = checkpoint->tensors().count(var.name) != 0;
+    if (var.kind == VarKind::Moment) hasMoments |= isThere;
+    if (var.kind == VarKind::Weight && !isThere) missing.push_back(var.name);
   }
-  for (const auto& var : program_.vars)
-    if (var->kind == VarKind::Moment && hasMoments && !checkpoint->tensors().count(var->name))
-      missing.push_back(var->name);
+  for (const ModelVariable& var : roles_.variables())
+    if (var.kind == VarKind::Moment && hasMoments && !checkpoint->tensors().count(var.name))
+      missing.push_back(var.name);
   for (const auto& [name, entry] : checkpoint->tensors()) {
-    const Variable* var = program_.findVar(name);
-    if (!var || !isState(*var)) unknown.push_back(name);
+    const ModelVariable* var = roles_.find(name);
+    if (!var || !isState(var->kind)) unknown.push_back(name);
   }
   auto list = [](const std::vector<std::string>& names) {
     std::string text;
@@ -78,7 +76,7 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
   if (step >= kMaxStep)
     return fileError(file, "its step " + stepText + " is the last one there is");
   auto read = [&](const Variable& var, std::byte* into) {
-    return checkpoint->read(var.name, var.type, into, here_);
+    return checkpoint->read(var, into, here_);
   };
   auto readAll = [&]() -> llvm::Error {
     for (const auto& var : program_.vars)
@@ -90,9 +88,9 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
   auto readFinite = [&]() -> llvm::Error {
     if (llvm::Error error = readAll()) return error;
     for (const auto& var : program_.vars)
-      if (isState(*var) && (var->kind == VarKind::Weight || hasMoments) &&
+      if (isState(var->kind) && (var->kind == VarKind::Weight || hasMoments) &&
           !isFinite(*var, interpreter_->data(*var)))
-        return fileError(file, "'" + var->name + "' is not finite");
+        return fileError(file, "'" + var->wholeName() + "' is not finite");
     return llvm::Error::success();
   };
   if (llvm::Error error = comm_.agree(readFinite())) return error;
@@ -119,8 +117,8 @@ llvm::Error Session::save(llvm::StringRef folder) const {
   // A checkpoint that can't be trained on must not replace one that can.
   auto check = [&]() -> llvm::Error {
     for (const auto& var : program_.vars)
-      if (isState(*var) && !isFinite(*var, interpreter_->data(*var)))
-        return fileError(folder, "'" + var->name + "' is not finite after step " +
+      if (isState(var->kind) && !isFinite(*var, interpreter_->data(*var)))
+        return fileError(folder, "'" + var->wholeName() + "' is not finite after step " +
                                      llvm::Twine(step_) + "; nothing was saved");
     return llvm::Error::success();
   };
@@ -128,13 +126,23 @@ llvm::Error Session::save(llvm::StringRef folder) const {
   llvm::SmallString<128> path(folder);
   llvm::sys::path::append(path, kCheckpoint);
   std::vector<TensorSource> tensors;
-  for (const auto& var : program_.vars)
-    if (isState(*var)) tensors.push_back({var->name, var->type, interpreter_->data(*var)});
-  return writeSafetensorsTogether(path, tensors,
+  std::vector<TensorPiece> pieces;
+  for (const ModelVariable& var : roles_.variables()) {
+    if (!isState(var.kind)) continue;
+    for (const Held& held : var.parts) {
+      if (held.program != &program_ || held.var->tied) continue;
+      Axes copies = roles_.copyAxes(held.var->type);
+      Runs runs = pieceRuns(*held.var, here_);
+      auto [from, to] = share(runs.elements(), here_.index(copies), ranksOver(copies));
+      pieces.push_back({tensors.size(), runs, from, to, interpreter_->data(*held.var)});
+    }
+    tensors.push_back({var.name, var.type});
+  }
+  return writeSafetensorsTogether(path, tensors, pieces,
                                   {{"planc.step", std::to_string(step_)},
                                    {"planc.seed", std::to_string(seed_)},
                                    {"planc.plan", program_.name}},
-                                  comm_, program_.grid);
+                                  comm_);
 }
 
 }  // namespace planc

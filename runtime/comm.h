@@ -74,6 +74,7 @@ struct Site {
   std::string op = {};      // `all_reduce`, as IR text has it
   std::string tensor = {};  // its name in the plan
   std::string place = {};   // file:line of the plan
+  std::string stage = {};   // `pipe 2`: whose program, where ranks have different ones
   int64_t number = 0;       // of the operation in the rank's program
 };
 

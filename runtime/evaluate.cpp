@@ -12,17 +12,17 @@ namespace planc {
 namespace {
 
 // What the file holds must be weights and inputs, and all of them.
-llvm::Error checkNames(const SafetensorsFile& in, const Module& program) {
+llvm::Error checkNames(const SafetensorsFile& in, const Roles& roles) {
   for (const auto& [name, entry] : in.tensors()) {
-    const Variable* var = program.findVar(name);
+    const ModelVariable* var = roles.find(name);
     if (var && var->kind == VarKind::Moment) continue;  // a checkpoint's optimizer state
     if (!var || (var->kind != VarKind::Weight && var->kind != VarKind::Input))
       return fileError(in.path(), "'" + name + "' is no weight or input of this plan");
   }
-  for (const auto& var : program.vars)
-    if ((var->kind == VarKind::Weight || var->kind == VarKind::Input) &&
-        !in.tensors().count(var->name))
-      return fileError(in.path(), "it lacks '" + var->name + "' " + var->type.whole().str());
+  for (const ModelVariable& var : roles.variables())
+    if ((var.kind == VarKind::Weight || var.kind == VarKind::Input) &&
+        !in.tensors().count(var.name))
+      return fileError(in.path(), "it lacks '" + var.name + "' " + var.type.str());
   return llvm::Error::success();
 }
 
@@ -47,9 +47,9 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
   auto in = SafetensorsFile::open(tensors, comm_);
   if (!in) return in.takeError();
   auto readAll = [&]() -> llvm::Error {
-    if (llvm::Error error = checkNames(*in, program_)) return error;
+    if (llvm::Error error = checkNames(*in, roles_)) return error;
     auto read = [&](const Variable& var, std::byte* into) {
-      return in->read(var.name, var.type, into, here_);
+      return in->read(var, into, here_);
     };
     for (const auto& var : program_.vars) {
       if (var->kind != VarKind::Input) continue;
@@ -61,7 +61,12 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
   };
   if (llvm::Error error = comm_.agree(readAll())) return error;
   step_ = 0;
-  std::map<std::string, std::vector<std::byte>> outputs;
+  int64_t microbatches = program_.settings.integer("microbatches", 1);
+  std::map<const Variable*, Output> outputs;
+  for (const auto& var : program_.vars)
+    if (var->output)
+      outputs[var.get()] = {std::vector<std::byte>(size_t(microbatches * var->type.bytes())),
+                            std::vector<bool>(size_t(microbatches))};
   outputs_ = &outputs;
   llvm::Error failed = runSchedule(false);
   outputs_ = nullptr;
@@ -69,24 +74,30 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
 
   std::vector<TensorSource> results;
   std::vector<std::vector<std::byte>> memory;  // of the results
-  auto add = [&](const std::string& name, const Type& type, const std::byte* piece) -> llvm::Error {
-    auto whole = assemble(comm_, program_.grid, type, piece);
+  auto ofAll = [&](Type type) {
+    if (microbatches > 1) type.dims.insert(type.dims.begin(), Dim{"microbatch", microbatches, ""});
+    return type;
+  };
+  for (const ModelVariable& var : roles_.variables()) {
+    // Beside the gradients that all ranks' microbatches add up to, there may be others' sums.
+    const ModelVariable* weight = roles_.find(llvm::StringRef(var.name).substr(strlen("grad.")));
+    bool isGradient = var.kind == VarKind::Gradient && weight && var.name == "grad." + weight->name;
+    bool isOutput = var.kind == VarKind::Slot;
+    if (!isGradient && !isOutput && var.name != "loss" && var.name != "penalty") continue;
+    Type type = isOutput ? ofAll(var.type) : var.type;
+    std::vector<RankPiece> pieces = piecesOf(var);
+    // Every stage may have a metric; it is the same.
+    if (var.kind == VarKind::Metric) pieces.resize(1);
+    for (RankPiece& piece : pieces) {
+      if (!isOutput) continue;
+      piece.type = ofAll(piece.type);
+      for (const auto& [slot, output] : outputs)
+        if (slot->wholeName() == var.name) piece.data = output.bytes.data();
+    }
+    auto whole = assemble(comm_, program_.grid, type, pieces);
     if (!whole) return whole.takeError();
     memory.push_back(std::move(*whole));
-    results.push_back({name, type.whole(), memory.back().data()});
-    return llvm::Error::success();
-  };
-  int64_t microbatches = program_.settings.integer("microbatches", 1);
-  for (const auto& var : program_.vars) {
-    // Beside the gradients that all ranks' microbatches add up to, there may be others' sums.
-    bool isGradient = var->kind == VarKind::Gradient && var->name == "grad." + var->of;
-    if (isGradient || var->name == "loss" || var->name == "penalty")
-      if (llvm::Error error = add(var->name, var->type, interpreter_->data(*var))) return error;
-    auto output = outputs.find(var->name);
-    if (output == outputs.end()) continue;
-    Type type = var->type;
-    if (microbatches > 1) type.dims.insert(type.dims.begin(), Dim{"microbatch", microbatches, ""});
-    if (llvm::Error error = add(var->name, type, output->second.data())) return error;
+    results.push_back({var.name, type, memory.back().data()});
   }
   return onFirst(comm_, [&] {
     return writeSafetensors(out, results, {{"planc.plan", program_.name}});

@@ -49,21 +49,15 @@ struct Box {
 }  // namespace
 
 llvm::Expected<std::unique_ptr<Exchange>> Exchange::create(const Op& op, const Grid& grid,
-                                                           Communicator& comm, GroupOf groupOf,
+                                                           Communicator& comm, Group& group,
                                                            Device& device, Site site) {
-  Axes axes;
-  for (const std::string& name : op.attrs.words("axes")) {
-    auto axis = llvm::find_if(grid.axes, [&](const GridAxis& a) { return a.name == name; });
-    if (axis == grid.axes.end()) return cannot(op, "the grid has no axis '" + name + "'");
-    axes.push_back({axis->name, axis->size});
-  }
-  Group& group = groupOf(Coordinates(grid, comm.rank()).group(axes));
   std::unique_ptr<Exchange> made(new Exchange(comm, group, device, std::move(site)));
   if (llvm::Error error = made->prepare(op, grid)) return error;
   return made;
 }
 
 llvm::Error Exchange::prepare(const Op& op, const Grid& grid) {
+  if (op.kind == OpKind::Send || op.kind == OpKind::Receive) return prepareTransfer(op, grid);
   std::string reduce = op.attrs.word("reduce");
   if (!reduce.empty() && reduce != "sum" && reduce != "max")
     return cannot(op, "there is no reduction '" + reduce + "'");
@@ -109,6 +103,29 @@ llvm::Error Exchange::prepare(const Op& op, const Grid& grid) {
   return llvm::Error::success();
 }
 
+// The group is the two ranks; each sends or receives only.
+llvm::Error Exchange::prepareTransfer(const Op& op, const Grid& grid) {
+  bool sends = op.kind == OpKind::Send;
+  std::string axis = op.attrs.words("axes").front();
+  int64_t coordinate = op.attrs.integer(sends ? "to" : "from", -1);
+  auto peer = llvm::find_if(group_.members(), [&](int rank) {
+    return Coordinates(grid, rank).on(axis) == coordinate;
+  });
+  if (peer == group_.members().end() || *peer == comm_.rank())
+    return cannot(op, "there is no other rank at '" + axis + "' " + llvm::Twine(coordinate));
+  int position = int(peer - group_.members().begin());
+  auto add = [&](const Type& type) {
+    Message& message = parts_.emplace_back().message;
+    message.kind = Collective::SendReceive;
+    message.elem = type.elem;
+    message.count = type.elements();
+    (sends ? message.to : message.from) = position;
+  };
+  for (const Value* sent : op.operands()) add(sent->type);
+  for (const Value* received : op.results()) add(received->type);
+  return llvm::Error::success();
+}
+
 // Padded: the chunks are the whole tensor and zeros behind it.
 void Exchange::stageWhole(Part& part, const Type& whole, bool isSent) {
   int64_t elements = whole.elements();
@@ -149,15 +166,17 @@ void Exchange::move(const Part& part, const std::vector<Runs>& boxes, std::byte*
 void Exchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results,
                      Flight& flight) {
   flight = {this, {}, llvm::SmallVector<void*, 2>(results.begin(), results.end())};
+  flight.results.resize(parts_.size(), nullptr);  // what only sends has none
   for (size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
     bool isStaged = !part.pack.empty() || !part.unpack.empty();
     assert(!(isStaged && isUnderWay_) && "its buffers hold one message at a time");
     isUnderWay_ |= isStaged;
-    move(part, part.pack, static_cast<std::byte*>(operands[i]), part.sent.data(), true);
+    void* operand = operands.empty() ? nullptr : operands[i];
+    move(part, part.pack, static_cast<std::byte*>(operand), part.sent.data(), true);
     Message message = part.message;
-    message.send = part.pack.empty() ? operands[i] : part.sent.data();
-    message.recv = part.unpack.empty() ? results[i] : part.received.data();
+    message.send = part.pack.empty() ? operand : part.sent.data();
+    message.recv = part.unpack.empty() ? flight.results[i] : part.received.data();
     message.sendCounts = part.sendCounts;
     message.recvCounts = part.recvCounts;
     flight.tickets.push_back(comm_.start(group_, message, site_));

@@ -1,5 +1,6 @@
 // An op between ranks, prepared: which messages it is, to whom, and how its operands and results
-// become their buffers. Several operands are as many messages, started together.
+// become their buffers. Several operands (of a `receive`, results) are as many messages, started
+// together in their order.
 #pragma once
 
 #include <memory>
@@ -20,14 +21,14 @@ class Exchange {
     llvm::SmallVector<Ticket, 2> tickets;
     llvm::SmallVector<void*, 2> results;
   };
-  using GroupOf = llvm::function_ref<Group&(llvm::ArrayRef<int64_t> ranks)>;
 
-  // `groupOf` gives the group of these ranks; ranks ask for groups in the same order.
+  // `group`: of the ranks that the op is between (membersOf), in that order.
   static llvm::Expected<std::unique_ptr<Exchange>> create(const Op& op, const Grid& grid,
-                                                          Communicator& comm, GroupOf groupOf,
+                                                          Communicator& comm, Group& group,
                                                           Device& device, Site site);
 
-  // Operands are not written to.
+  // Operands are not written to. Any number of flights of a message that is not staged may be under
+  // way.
   void start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results, Flight& flight);
   // Waits until all messages are complete; an error means that the run is over.
   llvm::Error finish(Flight& flight);
@@ -47,6 +48,7 @@ class Exchange {
   Exchange(Communicator& comm, Group& group, Device& device, Site site)
       : comm_(comm), group_(group), device_(device), site_(std::move(site)) {}
   llvm::Error prepare(const Op& op, const Grid& grid);
+  llvm::Error prepareTransfer(const Op& op, const Grid& grid);
   void stageWhole(Part& part, const Type& whole, bool isSent);
   void stageBoxes(Part& part, const Type& from, const Type& to, const Grid& grid);
   void move(const Part& part, const std::vector<Runs>& boxes, std::byte* tensor, std::byte* buffer,

@@ -18,6 +18,8 @@ namespace planc {
 
 class Interpreter {
  public:
+  // What keeps a program from running on the communicator's rank, known before ranks meet.
+  static llvm::Error check(const Module& program, const Communicator& comm);
   // Allocates the arena and prepares every kernel. The program must outlive this and be verified.
   // A program for several ranks needs a communicator, whose ranks are the grid's.
   static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program, Device& device,
@@ -27,14 +29,16 @@ class Interpreter {
   std::byte* data(const Variable& var) const { return arena_ + var.place->offset; }
   int64_t arenaBytes() const { return program_.arenaBytes; }
 
-  // Runs one entry of the schedule. An error is the communicator's: the run is over on all ranks.
+  // Runs one entry of the schedule. Messages that `Phase::Start` began are under way until the same
+  // function's `Phase::Wait` for the same microbatch; any number may be. An error is the
+  // communicator's: the run is over on all ranks.
   llvm::Error run(const Call& call, uint64_t seed, int64_t step);
 
   // Seconds spent in ops of each kind so far, indexed by OpKind. An op that only starts counts what
   // starting took, its `wait` the rest.
   llvm::ArrayRef<double> secondsByKind() const { return seconds_; }
 
-  // Each op's time goes there; null: no trace.
+  // Each call's and each op's time goes there; null: no trace.
   void setTrace(Trace* trace) { trace_ = trace; }
 
  private:
@@ -62,15 +66,34 @@ class Interpreter {
     std::unique_ptr<Kernel> kernel;
     std::unique_ptr<Exchange> exchange;  // ops between ranks
     std::vector<Pointer> operands, results;
-    std::vector<Copy> copies;       // repeat: initial values; yield, write: what moves
+    std::vector<Copy> copies;       // repeat: initial values; others: what moves
     std::vector<Instruction> body;  // repeat
-    int64_t count = 0;
+    int64_t first = 0, count = 0;   // repeat; `first`: see docs/ir.md
     bool reverse = false;
     unsigned depth = 0;
   };
 
-  Interpreter(const Module& program, Device& device, Communicator* comm)
-      : program_(program), device_(device), comm_(comm) {}
+  struct Procedure {
+    std::string name;
+    std::vector<Instruction> instructions;
+  };
+  // An op of a function between its start and its `wait`.
+  struct Started {
+    const Op* op;
+    Exchange::Flight flight;
+  };
+  // A function's messages between Phase::Start and Phase::Wait.
+  struct UnderWay {
+    const Procedure* procedure;
+    int64_t microbatch;
+    llvm::SmallVector<Exchange::Flight, 1> flights;  // of its messages in order
+  };
+  // Ranks, and which of their streams of messages; collectives have one of their own.
+  using GroupKey = std::pair<std::vector<int64_t>, int64_t>;
+
+  Interpreter(const Module& program, Device& device, Communicator* comm);
+  void makeGroups();
+  GroupKey groupOf(const Op& op) const;
   llvm::Error prepare(const Block& block, std::vector<Instruction>& into);
   llvm::Expected<Instruction> prepare(const Op& op);
   Pointer pointer(const Place& place, const Words& enclosing) const;
@@ -85,17 +108,26 @@ class Interpreter {
   llvm::Error run(const std::vector<Instruction>& instructions);
   llvm::Error run(const Instruction& instruction);
   llvm::Error runExchange(const Instruction& instruction);
+  llvm::Error run(const Procedure& procedure, Phase phase);
+  llvm::Error startMessages(const Procedure& procedure);
+  llvm::Error waitForMessages(const Procedure& procedure);
+  void resolveAll(const Instruction& instruction);
+  Exchange::Flight begin(const Instruction& instruction);
   void move(const std::vector<Copy>& copies);
 
   const Module& program_;
   Device& device_;
   Communicator* comm_;
-  std::map<std::vector<int64_t>, Group*> groups_;  // by their ranks
-  int64_t exchanges_ = 0;                          // prepared
-  std::vector<Exchange::Flight> flights_;          // started, not waited for
+  const Coordinates here_;
+  std::string stage_;  // for messages between people
+  std::map<GroupKey, Group*> groups_;
+  int64_t exchanges_ = 0;  // prepared
+  std::vector<Started> started_;
+  std::vector<UnderWay> underWay_;
   std::byte* arena_ = nullptr;
-  std::vector<std::pair<std::string, std::vector<Instruction>>> functions_;
-  std::vector<int64_t> counters_;  // see Pointer
+  std::vector<Procedure> procedures_;
+  std::vector<int64_t> counters_;    // see Pointer
+  std::vector<int64_t> iterations_;  // of the repeat at each depth, of the whole model
   bool isLast_ = false;            // in the last iteration of the innermost repeat
   std::vector<void*> operandScratch_;
   std::vector<void*> resultScratch_;

@@ -27,26 +27,19 @@ Run Runs::at(int64_t run) const {
   return place;
 }
 
-Runs pieceRuns(const Type& type, const Coordinates& rank) {
+Runs pieceRuns(const Type& type, const Coordinates& rank, int64_t first) {
   llvm::SmallVector<Runs::Dim, 4> dims;
-  Run first{0, 0};
+  Run start{0, 0};
   int64_t strideA = 1, strideB = 1;
   for (size_t i = type.dims.size(); i-- > 0;) {
     const Dim& dim = type.dims[i];
     if (dim.name == type.grouping()) continue;  // takes no memory: see Type::elements
     dims.insert(dims.begin(), {rank.valid(dim), strideA, strideB});
-    first.b += rank.offset(dim) * strideB;
+    start.b += (rank.offset(dim) + (i == 0 ? first : 0)) * strideB;
     strideA *= dim.size;
     strideB *= dim.all();
   }
-  return Runs(dims, first);
-}
-
-Axes copyAxes(const Grid& grid, const Type& type) {
-  Axes split = type.splitAxes(), others;
-  for (const GridAxis& axis : grid.axes)
-    if (!hasAxis(split, axis.name)) others.push_back({axis.name, axis.size});
-  return others;
+  return Runs(dims, start);
 }
 
 }  // namespace planc

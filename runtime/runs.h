@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "ir/grid.h"
+#include "ir/op.h"
 #include "ir/type.h"
 #include "llvm/ADT/SmallVector.h"
 #include "llvm/Support/Error.h"
@@ -69,11 +70,13 @@ class Runs {
 };
 
 // What exists of a rank's piece of a tensor (its padding does not): a is the piece in the rank's
-// memory, b the whole tensor.
-Runs pieceRuns(const Type& type, const Coordinates& rank);
-
-// The axes along which ranks hold the same of a value that is no partial sum.
-Axes copyAxes(const Grid& grid, const Type& type);
+// memory, b the whole tensor. `first`: so many of the whole's outermost dim stand in front of all that
+// the type speaks of.
+Runs pieceRuns(const Type& type, const Coordinates& rank, int64_t first = 0);
+// The same of a variable, in the variable of the model.
+inline Runs pieceRuns(const Variable& var, const Coordinates& rank) {
+  return pieceRuns(var.type, rank, var.piece ? var.piece->first : 0);
+}
 
 // Elements [from, to) of a piece that one of `copies` ranks with the same piece does for all.
 inline std::pair<int64_t, int64_t> share(int64_t elements, int64_t copy, int64_t copies) {

@@ -1,5 +1,5 @@
 // Weights, inputs and steps of one rank. Tested by tests/runtime/session_test.cpp and
-// tests/runtime/golden_test.cpp.
+// tests/runtime/golden_test.cpp; of several stages, by tests/runtime/stages_test.cpp.
 #include "runtime/session.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 // The elements [from, to) of a weight's piece.
 void draw(const Variable& weight, uint64_t seed, double jitter, const Runs& runs, int64_t from,
           int64_t to, std::byte* into) {
-  uint64_t key = randomKey(seed, weight.name);
+  uint64_t key = randomKey(seed, weight.wholeName());
   const Init& init = weight.init;
   runs.forEach(from, to, [&](int64_t a, int64_t b, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
@@ -39,22 +39,26 @@ void zeroPadding(const Type& type, const Runs& runs, std::byte* into) {
 
 void initialiseWeight(const Variable& weight, uint64_t seed, std::byte* into,
                       const Coordinates& rank) {
-  Runs runs = pieceRuns(weight.type, rank);
+  Runs runs = pieceRuns(weight, rank);
   zeroPadding(weight.type, runs, into);
   draw(weight, seed, 0, runs, 0, runs.elements(), into);
 }
 
-Session::Session(const Module& program, Communicator& comm)
-    : program_(program),
+Session::Session(const Roles& roles, Communicator& comm)
+    : roles_(roles),
+      program_(roles_.program(comm.rank())),
       comm_(comm),
-      here_(program.grid, comm.rank()),
+      here_(program_.grid, comm.rank()),
       threads_(std::max(1, int(std::thread::hardware_concurrency()) / comm.size())),
-      seed_(uint64_t(program.settings.integer("seed"))) {}
+      seed_(uint64_t(program_.settings.integer("seed"))) {}
 
-llvm::Expected<std::unique_ptr<Session>> Session::create(const Module& program, Device& device,
+llvm::Expected<std::unique_ptr<Session>> Session::create(const Roles& roles, Device& device,
                                                          Communicator& comm) {
-  std::unique_ptr<Session> session(new Session(program, comm));
-  auto interpreter = agree(comm, Interpreter::create(program, device, &comm));
+  if (llvm::Error error = roles.check()) return error;
+  std::unique_ptr<Session> session(new Session(roles, comm));
+  // Before ranks meet: one whose program can't run would leave the others waiting.
+  if (llvm::Error error = comm.agree(Interpreter::check(session->program_, comm))) return error;
+  auto interpreter = agree(comm, Interpreter::create(session->program_, device, &comm));
   if (!interpreter) return interpreter.takeError();
   session->interpreter_ = std::move(*interpreter);
   return session;
@@ -71,8 +75,8 @@ llvm::Error Session::initialise(double jitter) {
 // Drawing a number takes far longer than moving it: ranks that hold the same elements draw a share
 // each, and give it to the others.
 llvm::Error Session::initialiseTogether(const Variable& weight, double jitter, std::byte* into) {
-  Runs runs = pieceRuns(weight.type, here_);
-  Axes axes = copyAxes(program_.grid, weight.type);
+  Runs runs = pieceRuns(weight, here_);
+  Axes axes = roles_.copyAxes(weight.type);
   int64_t copies = ranksOver(axes), elements = runs.elements();
   zeroPadding(weight.type, runs, into);
   auto [from, to] = share(elements, here_.index(axes), copies);
@@ -99,7 +103,7 @@ llvm::Error Session::initialiseTogether(const Variable& weight, double jitter, s
                     .recv = at,
                     .count = place(last) - place(first),
                     .root = root};
-    Site site{.op = "initialise", .tensor = weight.name};
+    Site site{.op = "initialise", .tensor = weight.wholeName()};
     if (llvm::Error error = comm_.wait(comm_.start(*group, message, site))) return error;
   }
   return llvm::Error::success();
@@ -172,55 +176,101 @@ llvm::Error Session::runSchedule(bool update) {
   for (const Call& call : program_.schedule) {
     if (!update && call.function == "update") continue;
     if (llvm::Error error = run(call)) return error;
-    if (!outputs_ || call.function != "forward") continue;
-    for (const auto& var : program_.vars) {
-      if (!var->output) continue;
-      auto& bytes = (*outputs_)[var->name];
-      const std::byte* data = interpreter_->data(*var);
-      bytes.insert(bytes.end(), data, data + var->type.bytes());
-    }
+    if (outputs_) takeOutputs(call);
   }
   return llvm::Error::success();
 }
 
-double Session::metric(llvm::StringRef name) const {
-  const Variable* var = program_.findVar(name);
-  return var && var->kind == VarKind::Metric ? fetch(var->type.elem, interpreter_->data(*var), 0)
-                                             : 0;
+// What the call has written for its microbatch: later ones may use its memory.
+void Session::takeOutputs(const Call& call) {
+  if (call.phase == Phase::Start) return;
+  int64_t microbatch = std::max<int64_t>(call.microbatch, 0);
+  walk(*program_.findFunction(call.function)->body, [&](const Op* op) {
+    if (op->kind != OpKind::Write || !op->var->output) return;
+    Output& output = outputs_->at(op->var);
+    int64_t bytes = op->var->type.bytes();
+    if (output.isTaken[size_t(microbatch)]) return;
+    output.isTaken[size_t(microbatch)] = true;
+    memcpy(&output.bytes[size_t(microbatch * bytes)],
+           interpreter_->data(*op->var) + microbatch % op->var->flights * bytes, size_t(bytes));
+  });
+}
+
+// Of a model without it, 0. Together where some stages lack it.
+llvm::Expected<double> Session::metric(llvm::StringRef name) const {
+  const ModelVariable* metric = roles_.find(name);
+  if (!metric || metric->kind != VarKind::Metric) return 0;
+  double value = 0;
+  if (const Variable* var = program_.findVar(name))
+    value = fetch(var->type.elem, interpreter_->data(*var), 0);
+  std::vector<int> lack, have;
+  for (int rank = 0; rank < comm_.size(); ++rank)
+    (metric->isHeldBy(roles_.program(rank)) ? have : lack).push_back(rank);
+  if (lack.empty()) return value;
+  Message message{.kind = Collective::Broadcast,
+                  .elem = Elem::F64,
+                  .send = &value,
+                  .recv = &value,
+                  .count = 1,
+                  .root = have.front()};
+  Site site{.op = "metric", .tensor = metric->name};
+  if (llvm::Error error = comm_.wait(comm_.start(comm_.world(), message, site))) return error;
+  return value;
 }
 
 llvm::Expected<StepRecord> Session::step(const TokenFile& data) {
   auto start = std::chrono::steady_clock::now();
   if (llvm::Error error = fillInputs(data)) return tellOthers(comm_, std::move(error));
   if (llvm::Error error = runSchedule(true)) return error;
+  auto loss = metric("loss"), gradientNorm = metric("grad_norm"), learningRate = metric("lr");
+  for (auto* value : {&loss, &gradientNorm, &learningRate})
+    if (!*value) return value->takeError();
   double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   StepRecord record;
   record.step = step_;
-  record.loss = metric("loss");
-  record.gradientNorm = metric("grad_norm");
-  record.learningRate = metric("lr");
+  record.loss = *loss;
+  record.gradientNorm = *gradientNorm;
+  record.learningRate = *learningRate;
   record.tokensPerSecond = double(tokensPerStep()) / seconds;
   record.seconds = seconds;
   return record;
 }
 
+// Of every rank that holds some of the variable, its piece; of those with the same one, the first.
+std::vector<RankPiece> Session::piecesOf(const ModelVariable& var) const {
+  std::vector<RankPiece> pieces;
+  for (int rank = 0; rank < comm_.size(); ++rank) {
+    Coordinates there(program_.grid, rank);
+    const Module& program = roles_.program(rank);
+    for (const Held& held : var.parts) {
+      Axes copies = roles_.copyAxes(held.var->type);
+      llvm::erase_if(copies, [&](const Axis& a) { return hasAxis(held.var->type.partial, a.name); });
+      if (held.program != &program || held.var->tied || there.index(copies) != 0) continue;
+      const std::byte* data = rank == comm_.rank() ? interpreter_->data(*held.var) : nullptr;
+      pieces.push_back({rank, held.var->type, held.var->piece ? held.var->piece->first : 0, data});
+    }
+  }
+  return pieces;
+}
+
 int64_t Session::tokensPerStep() const {
-  for (const auto& var : program_.vars)
-    if (var->kind == VarKind::Input && var->follows.empty()) return var->type.whole().elements();
+  for (const ModelVariable& var : roles_.variables())
+    if (var.kind == VarKind::Input && var.parts.front().var->follows.empty())
+      return var.type.elements();
   return 0;
 }
 
 int64_t Session::positions() const {
   int64_t most = 0;
-  for (const auto& var : program_.vars)
-    if (var->kind == VarKind::Input) most = std::max(most, var->type.dims.back().all());
+  for (const ModelVariable& var : roles_.variables())
+    if (var.kind == VarKind::Input) most = std::max(most, var.type.dims.back().size);
   return most;
 }
 
 int64_t Session::vocab() const {
   int64_t least = INT64_MAX;
-  for (const auto& var : program_.vars)
-    if (var->kind == VarKind::Input) least = std::min(least, var->vocab);
+  for (const ModelVariable& var : roles_.variables())
+    if (var.kind == VarKind::Input) least = std::min(least, var.parts.front().var->vocab);
   return least;
 }
 

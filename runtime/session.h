@@ -10,12 +10,14 @@
 
 #include "ir/op.h"
 #include "llvm/Support/Error.h"
+#include "runtime/assemble.h"
 #include "runtime/comm.h"
 #include "runtime/device.h"
 #include "runtime/interpreter.h"
 #include "runtime/io/log.h"
 #include "runtime/io/safetensors.h"
 #include "runtime/io/tokens.h"
+#include "runtime/roles.h"
 
 namespace planc {
 
@@ -26,7 +28,7 @@ class Session {
  public:
   // Together: prepares the program of this rank; weights are not set yet. All three must outlive the
   // session.
-  static llvm::Expected<std::unique_ptr<Session>> create(const Module& program, Device& device,
+  static llvm::Expected<std::unique_ptr<Session>> create(const Roles& roles, Device& device,
                                                          Communicator& comm);
 
   // Together: weights by their `init`, optimizer state zero, step 0. `jitter`: as much noise on weights
@@ -53,7 +55,7 @@ class Session {
   // update; writes `loss`, the logits and `grad.NAME` for every weight, whole.
   llvm::Error evaluate(llvm::StringRef tensors, llvm::StringRef out);
 
-  // The program's inputs on all ranks together: tokens per step, positions per sample, greatest
+  // The model's inputs on all ranks together: tokens per step, positions per sample, greatest
   // vocabulary that all take.
   int64_t tokensPerStep() const;
   int64_t positions() const;
@@ -64,16 +66,19 @@ class Session {
  private:
   using Fill = llvm::function_ref<llvm::Error(const Variable& weight, std::byte* into)>;
 
-  Session(const Module& program, Communicator& comm);
+  Session(const Roles& roles, Communicator& comm);
   llvm::Error setWeights(Fill fill);
   llvm::Error initialiseTogether(const Variable& weight, double jitter, std::byte* into);
   void zeroMoments();
   llvm::Error fillInputs(const TokenFile& data);
   llvm::Error checkTokens(const Variable& input) const;
   llvm::Error runSchedule(bool update);
-  double metric(llvm::StringRef name) const;
+  llvm::Expected<double> metric(llvm::StringRef name) const;
+  void takeOutputs(const Call& call);
+  std::vector<RankPiece> piecesOf(const ModelVariable& var) const;
 
-  const Module& program_;
+  const Roles roles_;
+  const Module& program_;  // this rank's
   Communicator& comm_;
   const Coordinates here_;
   const int threads_;  // for start-up work
@@ -82,8 +87,12 @@ class Session {
   uint64_t seed_ = 0;
   int64_t step_ = 0;  // steps done, or at hand
   std::vector<int32_t> window_;
-  // What evaluate() keeps of each microbatch: slot variables marked `output`.
-  std::map<std::string, std::vector<std::byte>>* outputs_ = nullptr;
+  // What evaluate() keeps: slot variables marked `output`, all microbatches of each.
+  struct Output {
+    std::vector<std::byte> bytes;
+    std::vector<bool> isTaken;
+  };
+  std::map<const Variable*, Output>* outputs_ = nullptr;
 };
 
 // Fills a rank's piece of a weight by its initialisation; an element is a function of the seed, the

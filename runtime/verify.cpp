@@ -1,6 +1,8 @@
-// Rank 0 also runs the model, step by step before the others go on, so that all can read its tensors
-// where they lie. Tested by tests/tools/verify.test and tests/runtime/verify_test.cpp, which plants
-// faults.
+// Rank 0 also runs the model before the others go on: up to the update, and then to the end of the
+// step. So all can read its tensors where they lie, and no rank needs to be where another is in its
+// schedule, which may be another one. Activations, whose memory is used again, are copied. Tested by
+// tests/tools/verify.test, tests/runtime/stages_test.cpp and tests/runtime/verify_test.cpp, which
+// plants faults.
 #include "runtime/verify.h"
 
 #include <algorithm>
@@ -54,35 +56,20 @@ bool isFinished(const Variable& var) {
          var.name == "lr";
 }
 
-// Calls of a schedule up to a point at which tensors are compared.
-struct Phase {
-  size_t from, to;
-  enum { Activations, Sums, Step } compare;
-  int64_t microbatch = -1;
-};
+// What is compared at once: what forward calls save, what is added up before the update, and what the
+// step leaves.
+enum class Moment { Activations, Sums, Step };
 
-std::vector<Phase> phasesOf(const Module& program, bool activations) {
-  std::vector<Phase> phases;
-  size_t from = 0;
-  for (size_t i = 0; i < program.schedule.size(); ++i) {
-    const Call& call = program.schedule[i];
-    if (activations && call.function == "forward") {
-      phases.push_back({from, i + 1, Phase::Activations, call.microbatch});
-      from = i + 1;
-    }
-    if (call.function == "update") {
-      phases.push_back({from, i, Phase::Sums});
-      from = i;
-    }
-  }
-  phases.push_back({from, program.schedule.size(), Phase::Step});
-  return phases;
+// Where the schedule's update begins; its end where there is none.
+size_t updateOf(const Module& program) {
+  return size_t(llvm::find_if(program.schedule,
+                              [](const Call& call) { return call.function == "update"; }) -
+                program.schedule.begin());
 }
 
-llvm::Error runPhase(Session& session, const Module& program, const Phase& phase) {
-  for (size_t i = phase.from; i < phase.to; ++i)
-    if (llvm::Error error = session.run(program.schedule[i])) return error;
-  return llvm::Error::success();
+// Of any part of the model: `forward`, `forward.2`.
+bool isForward(const Call& call) {
+  return call.phase == Phase::Run && llvm::StringRef(call.function).split('.').first == "forward";
 }
 
 // A variable, or of an activation or a gradient that is made in a `repeat` one iteration: `at` holds
@@ -149,16 +136,36 @@ struct Slice {
 
 Slice sliceOf(const Variable& var, llvm::ArrayRef<int64_t> at, const Coordinates& rank) {
   Slice slice{var.type};
-  int64_t number = 0;
+  int64_t number = 0, before = var.piece ? var.piece->first : 0;
   for (int64_t index : at) {
     Dim dim = slice.type.dims.front();
-    int64_t here = index - rank.offset(dim);
+    int64_t here = index - before - rank.offset(dim);
+    before = 0;  // of the outermost dim only
     slice.exists &= here >= 0 && here < dim.size;
     number = number * dim.size + here;
     slice.type.dims.erase(slice.type.dims.begin());
   }
   slice.first = number * slice.type.elements();
   return slice;
+}
+
+std::string iterationText(const Variable& var, llvm::ArrayRef<int64_t> at) {
+  std::string text;
+  for (size_t i = 0; i < at.size(); ++i)
+    text += (i ? ", " : "") + var.stack[i] + " " + std::to_string(at[i]);
+  return text;
+}
+
+// Of the stacked dims, the indices of an element of the whole variable.
+std::vector<int64_t> iterationsOf(const Variable& whole, int64_t element) {
+  std::vector<int64_t> at(whole.stack.size());
+  int64_t each = whole.slice(whole.stack).elements();
+  element /= each;
+  for (size_t i = at.size(); i-- > 0;) {
+    at[i] = element % whole.type.dims[i].size;
+    element /= whole.type.dims[i].size;
+  }
+  return at;
 }
 
 // A program for one rank, and all it needs to run.
@@ -180,7 +187,7 @@ class OneRank {
   const Module& program() const { return program_; }
   Session& session() { return *session_; }
   const std::byte* data(const Variable& var) const { return session_->interpreter().data(var); }
-  llvm::Error run(const Phase& phase) { return runPhase(*session_, program_, phase); }
+  llvm::Error run(const Call& call) { return session_->run(call); }
 
  private:
   explicit OneRank(const Module& program) : program_(program) {}
@@ -200,25 +207,48 @@ class Verifier : public Verification {
         makeDevice_(std::move(makeDevice)),
         options_(options),
         order_(ProgramOrder(one_->program()).take()) {}
-  llvm::Error run(const Module& program, Communicator& comm) override;
+  llvm::Error run(const Roles& roles, Communicator& comm) override;
   const VerifyReport& report() const override { return report_; }
 
  private:
+  // A rank's largest difference from the model, relative to a scale, and the element of the whole
+  // tensor that has it.
+  struct Difference {
+    double worst = 0;
+    int64_t element = 0;
+  };
+  // What a comparison of the report compares.
+  struct Compared {
+    const Tensor* tensor;
+    const std::byte* whole;  // the model's; valid for this step
+    bool isHeld = false;     // by any rank
+  };
+  // One rank of the program.
+  struct Mine {
+    const Module& program;
+    Session& session;
+    Coordinates here;
+    std::map<std::string, std::vector<const Variable*>> vars;  // by the name in the model
+  };
+
   void setInputs(int64_t step);
-  void measure(const Phase& phase, int64_t step);
+  llvm::Error runModel(bool updates, int64_t step);
+  void measure(Moment moment, int64_t step, int64_t microbatch = -1);
   void takeInputs(const Module& program, Session& session, const Coordinates& here) const;
-  void compare(const Module& program, Session& session, const Coordinates& here);
-  double difference(const Variable& mine, const std::byte* data, const Tensor& tensor,
-                    const Coordinates& here, double scale) const;
+  void compare(const Mine& mine, Moment moment, const Call* call = nullptr);
+  void compare(const Mine& mine, const Variable& var, size_t number);
+  void close(int64_t ranks);
+  Difference difference(const Variable& mine, const std::byte* data, const Compared& with,
+                        const Coordinates& here, double scale) const;
 
   std::unique_ptr<OneRank> one_, exact_;  // the latter may be null
   MakeDevice makeDevice_;
   VerifyOptions options_;
   std::vector<Tensor> order_;
   VerifyReport report_;
-  // Of the phase at hand: where its comparisons begin, and what they compare.
-  size_t open_ = 0;
-  std::vector<const Tensor*> compared_;
+  std::vector<Compared> compared_;  // of each of the report's comparisons
+  size_t open_ = 0;                 // where those that ranks are to answer begin
+  std::map<std::pair<const Variable*, int64_t>, std::vector<std::byte>> activations_;
   std::mutex mutex_;
 };
 
@@ -242,10 +272,26 @@ void Verifier::setInputs(int64_t step) {
   }
 }
 
-// Opens the phase's comparisons: what the model has now, how large, and how much of it is rounding.
-void Verifier::measure(const Phase& phase, int64_t step) {
+// The model's step, up to the update or from there on.
+llvm::Error Verifier::runModel(bool updates, int64_t step) {
+  const std::vector<Call>& schedule = one_->program().schedule;
+  size_t update = updateOf(one_->program());
   open_ = report_.comparisons.size();
-  compared_.clear();
+  if (!updates) activations_.clear();
+  for (size_t i = updates ? update : 0; i < (updates ? schedule.size() : update); ++i) {
+    for (OneRank* one : {one_.get(), exact_.get()})
+      if (one)
+        if (llvm::Error error = one->run(schedule[i])) return error;
+    if (options_.activations && isForward(schedule[i]))
+      measure(Moment::Activations, step, schedule[i].microbatch);
+  }
+  measure(updates ? Moment::Step : Moment::Sums, step);
+  return llvm::Error::success();
+}
+
+// Opens comparisons: what the model has now, how large, and how much of it is rounding.
+void Verifier::measure(Moment moment, int64_t step, int64_t microbatch) {
+  size_t begin = report_.comparisons.size();
   struct OfKind {
     double largest = 0, noise = 0;
   };
@@ -254,41 +300,47 @@ void Verifier::measure(const Phase& phase, int64_t step) {
   for (const Tensor& tensor : order_) {
     const Variable* var = tensor.var;
     bool isSlot = var->kind == VarKind::Slot;
-    if (isSlot != (phase.compare == Phase::Activations)) continue;
-    if (!isSlot && isFinished(*var) != (phase.compare == Phase::Step)) continue;
-    double largest = 0;
+    if (isSlot != (moment == Moment::Activations)) continue;
+    if (!isSlot && isFinished(*var) != (moment == Moment::Step)) continue;
     const std::byte* data = one_->data(*var);
+    if (isSlot) {
+      auto [kept, isNew] = activations_.try_emplace({var, microbatch});
+      if (isNew) kept->second.assign(data, data + var->type.bytes());
+      data = kept->second.data();
+    }
+    double largest = 0;
     Slice slice = sliceOf(*var, tensor.at, {});
     for (int64_t i = 0; i < slice.type.elements(); ++i)
       largest = std::max(largest, std::abs(fetch(var->type.elem, data, slice.first + i)));
     double& ofKind = kinds[var->kind].largest;
     ofKind = std::max(ofKind, largest);
-    compared_.push_back(&tensor);
+    compared_.push_back({&tensor, data});
     measured.push_back(largest);
   }
-  for (size_t i = 0; i < compared_.size(); ++i) {
-    const Variable* var = compared_[i]->var;
+  for (size_t i = begin; i < compared_.size(); ++i) {
+    const Tensor& tensor = *compared_[i].tensor;
+    const Variable* var = tensor.var;
     bool hasFloor = var->kind != VarKind::Slot && var->kind != VarKind::Metric;
     Comparison c;
     c.tensor = var->name;
     c.kind = kindName(var->kind).str();
-    for (size_t k = 0; k < compared_[i]->at.size(); ++k)
-      c.iteration += (k ? ", " : "") + var->stack[k] + " " + std::to_string(compared_[i]->at[k]);
+    c.iteration = iterationText(*var, tensor.at);
     c.step = step;
-    c.microbatch = phase.microbatch;
+    c.microbatch = microbatch;
     c.loc = var->loc;
     OfKind& ofKind = kinds[var->kind];
-    c.scale = hasFloor ? std::max(measured[i], ofKind.largest / 100) : measured[i];
+    double largest = measured[i - begin];
+    c.scale = hasFloor ? std::max(largest, ofKind.largest / 100) : largest;
     const Variable* exact = exact_ ? exact_->program().findVar(var->name) : nullptr;
     if (exact) {
-      double noise = difference(*exact, exact_->data(*exact), *compared_[i], {}, c.scale);
+      double noise = difference(*exact, exact_->data(*exact), compared_[i], {}, c.scale).worst;
       if (std::isfinite(noise)) ofKind.noise = std::max(ofKind.noise, noise);
     }
     report_.comparisons.push_back(std::move(c));
   }
-  for (size_t i = 0; i < compared_.size(); ++i)
-    report_.comparisons[open_ + i].bound =
-        std::max(options_.bound, kNoise * kinds[compared_[i]->var->kind].noise);
+  for (size_t i = begin; i < compared_.size(); ++i)
+    report_.comparisons[i].bound =
+        std::max(options_.bound, kNoise * kinds[compared_[i].tensor->var->kind].noise);
 }
 
 void Verifier::takeInputs(const Module& program, Session& session, const Coordinates& here) const {
@@ -305,66 +357,112 @@ void Verifier::takeInputs(const Module& program, Session& session, const Coordin
 }
 
 // The largest difference of a rank's piece, relative to `scale`; padding must be zero.
-double Verifier::difference(const Variable& mine, const std::byte* data, const Tensor& tensor,
-                            const Coordinates& here, double scale) const {
+Verifier::Difference Verifier::difference(const Variable& mine, const std::byte* data,
+                                          const Compared& with, const Coordinates& here,
+                                          double scale) const {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const Variable& one = *tensor.var;
-  const std::byte* whole = one_->data(one);
-  if (mine.type.whole().dims != one.type.dims) return kInfinity;
-  double worst = 0;
+  const Variable& one = *with.tensor->var;
+  llvm::ArrayRef<int64_t> at = with.tensor->at;
+  if (mine.wholeType().dims != one.type.dims || !mine.type.partial.empty()) return {kInfinity};
+  Difference found;
   int64_t nonzero = 0;
-  auto note = [&](double a, double b) {
-    double apart = std::abs(a - b);
-    worst = std::isnan(apart) ? kInfinity : std::max(worst, apart);
+  auto note = [&](double a, double b, int64_t element) {
+    double apart = std::isnan(a - b) ? kInfinity : std::abs(a - b);
+    if (apart > found.worst) found = {apart, element};
     nonzero += a != 0;
   };
-  Slice piece = sliceOf(mine, tensor.at, here), all = sliceOf(one, tensor.at, {});
-  if (!piece.exists) return 0;
-  Runs runs = pieceRuns(piece.type, here);
+  Slice piece = sliceOf(mine, at, here), all = sliceOf(one, at, {});
+  Runs runs = at.empty() ? pieceRuns(mine, here) : pieceRuns(piece.type, here);
   runs.forEach(0, runs.elements(), [&](int64_t a, int64_t b, int64_t count) {
     for (int64_t i = 0; i < count; ++i)
       note(fetch(mine.type.elem, data, piece.first + a + i),
-           fetch(one.type.elem, whole, all.first + b + i));
+           fetch(one.type.elem, with.whole, all.first + b + i), all.first + b + i);
   });
   if (runs.elements() != piece.type.elements() && mine.kind != VarKind::Slot) {
     for (int64_t i = 0; i < piece.type.elements(); ++i)
       nonzero -= fetch(mine.type.elem, data, piece.first + i) != 0;
-    if (nonzero != 0) return kInfinity;
+    if (nonzero != 0) return {kInfinity, found.element};
   }
-  return worst == 0 ? 0 : scale > 0 ? worst / scale : kInfinity;
+  found.worst = found.worst == 0 ? 0 : scale > 0 ? found.worst / scale : kInfinity;
+  return found;
 }
 
-void Verifier::compare(const Module& program, Session& session, const Coordinates& here) {
+// What this rank holds of the open comparisons of a moment; of activations, those that the call has
+// written.
+void Verifier::compare(const Mine& mine, Moment moment, const Call* call) {
+  std::set<const Variable*> written;
+  if (call)
+    walk(*mine.program.findFunction(call->function)->body, [&](const Op* op) {
+      if (op->var && op->kind != OpKind::Read) written.insert(op->var);
+    });
   for (size_t i = open_; i < report_.comparisons.size(); ++i) {
-    Comparison& c = report_.comparisons[i];
-    const Variable* mine = program.findVar(c.tensor);
-    const Tensor& tensor = *compared_[i - open_];
-    double apart = std::numeric_limits<double>::infinity();
-    if (mine && mine->type.partial.empty())
-      apart = difference(*mine, session.interpreter().data(*mine), tensor, here, c.scale);
-    std::lock_guard lock(mutex_);
-    c.difference = std::max(c.difference, apart);
-    if (apart > c.bound) c.ranks.push_back(here.rank());
+    bool isSlot = compared_[i].tensor->var->kind == VarKind::Slot;
+    if (isSlot != (moment == Moment::Activations)) continue;
+    if (call && call->microbatch != report_.comparisons[i].microbatch) continue;
+    auto vars = mine.vars.find(report_.comparisons[i].tensor);
+    if (vars == mine.vars.end()) continue;
+    for (const Variable* var : vars->second)
+      if (!call || written.count(var)) compare(mine, *var, i);
   }
 }
 
-llvm::Error Verifier::run(const Module& program, Communicator& comm) {
+void Verifier::compare(const Mine& mine, const Variable& var, size_t number) {
+  Comparison& c = report_.comparisons[number];
+  const Compared& with = compared_[number];
+  if (!sliceOf(var, with.tensor->at, mine.here).exists) return;
+  const std::byte* data = mine.session.interpreter().data(var) +
+                          std::max<int64_t>(c.microbatch, 0) % var.flights * var.type.bytes();
+  Difference apart = difference(var, data, with, mine.here, c.scale);
+  std::lock_guard lock(mutex_);
+  compared_[number].isHeld = true;
+  bool isWorst = apart.worst > c.difference;
+  c.difference = std::max(c.difference, apart.worst);
+  if (!(apart.worst > c.bound)) return;
+  if (!llvm::is_contained(c.ranks, mine.here.rank())) c.ranks.push_back(mine.here.rank());
+  if (isWorst && with.tensor->at.empty()) {
+    const Variable& whole = *with.tensor->var;
+    c.iteration = iterationText(whole, iterationsOf(whole, apart.element));
+  }
+}
+
+// What no rank holds: of activations a program need not save the same; anything else is missing.
+void Verifier::close(int64_t ranks) {
+  std::vector<Comparison> kept;
+  for (size_t i = 0; i < compared_.size(); ++i) {
+    Comparison& c = report_.comparisons[i];
+    if (!compared_[i].isHeld) {
+      if (compared_[i].tensor->var->kind == VarKind::Slot) continue;
+      c.difference = std::numeric_limits<double>::infinity();
+      for (int64_t rank = 0; rank < ranks; ++rank) c.ranks.push_back(rank);
+    }
+    kept.push_back(std::move(c));
+  }
+  report_.comparisons = std::move(kept);
+}
+
+llvm::Error Verifier::run(const Roles& roles, Communicator& comm) {
+  const Module& program = roles.program(comm.rank());
   Coordinates here(program.grid, comm.rank());
   std::unique_ptr<Device> device = makeDevice_(here);
-  auto session = Session::create(program, *device, comm);
+  auto session = Session::create(roles, *device, comm);
   if (!session) return session.takeError();
   if (llvm::Error error = (*session)->initialise(kJitter)) return error;
-  // The model's side of a phase, while the other ranks wait.
+  Mine mine{program, **session, here, {}};
+  for (const auto& var : program.vars) mine.vars[var->wholeName()].push_back(var.get());
+  // The model's side, while the other ranks wait.
   auto asOne = [&](auto&& body) -> llvm::Error {
     if (llvm::Error error = comm.barrier(comm.world(), {"verify"})) return error;
     llvm::Error mine = comm.rank() == 0 ? body() : llvm::Error::success();
     return comm.agree(std::move(mine));
   };
-  std::vector<Phase> phases = phasesOf(program, options_.activations);
-  std::vector<Phase> model = phasesOf(one_->program(), options_.activations);
-  if (phases.size() != model.size())
-    return llvm::createStringError(llvm::inconvertibleErrorCode(),
-                                   "the program and its model have different schedules");
+  size_t update = updateOf(program);
+  bool updates = update < program.schedule.size();
+  if (llvm::Error error = comm.agree(
+          updates == (updateOf(one_->program()) < one_->program().schedule.size())
+              ? llvm::Error::success()
+              : llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                        "the program and its model have different schedules")))
+    return error;
   for (int64_t step = 1; step <= options_.steps; ++step) {
     if (llvm::Error error = asOne([&] {
           setInputs(step);
@@ -373,25 +471,26 @@ llvm::Error Verifier::run(const Module& program, Communicator& comm) {
             takeInputs(exact_->program(), exact_->session(), {});
             exact_->session().beginStep();
           }
-          return llvm::Error::success();
+          return runModel(false, step);
         }))
       return error;
     takeInputs(program, **session, here);
     (*session)->beginStep();
-    for (size_t i = 0; i < phases.size(); ++i) {
-      if (llvm::Error error = asOne([&]() -> llvm::Error {
-            if (llvm::Error error = one_->run(model[i])) return error;
-            if (exact_)
-              if (llvm::Error error = exact_->run(model[i])) return error;
-            measure(model[i], step);
-            return llvm::Error::success();
-          }))
-        return error;
-      if (llvm::Error error = runPhase(**session, program, phases[i])) return error;
-      compare(program, **session, here);
+    for (size_t i = 0; i < update; ++i) {
+      const Call& call = program.schedule[i];
+      if (llvm::Error error = (*session)->run(call)) return error;
+      if (options_.activations && isForward(call)) compare(mine, Moment::Activations, &call);
     }
+    compare(mine, Moment::Sums);
+    if (llvm::Error error = asOne([&] { return runModel(true, step); })) return error;
+    for (size_t i = update; i < program.schedule.size(); ++i)
+      if (llvm::Error error = (*session)->run(program.schedule[i])) return error;
+    compare(mine, Moment::Step);
   }
-  return comm.barrier(comm.world(), {"verify"});
+  return asOne([&] {
+    close(comm.size());
+    return llvm::Error::success();
+  });
 }
 
 }  // namespace

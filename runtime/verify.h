@@ -11,6 +11,7 @@
 #include "ir/op.h"
 #include "runtime/comm.h"
 #include "runtime/device.h"
+#include "runtime/roles.h"
 
 namespace planc {
 
@@ -28,7 +29,9 @@ struct VerifyOptions {
 struct Comparison {
   std::string tensor;
   std::string kind;            // activation, metric, gradient, weight, moment
-  std::string iteration = {};  // activations, gradients: `layer 2`
+  // `layer 2`, counted in the whole model: of activations and gradients; of weights and moments that
+  // differ, where they do most.
+  std::string iteration = {};
   int64_t step = 0;
   int64_t microbatch = -1;     // activations
   Loc loc;                     // in the plan
@@ -50,7 +53,7 @@ class Verification {
  public:
   virtual ~Verification() = default;
   // As one rank of the program; all ranks call it at once.
-  virtual llvm::Error run(const Module& program, Communicator& comm) = 0;
+  virtual llvm::Error run(const Roles& roles, Communicator& comm) = 0;
   virtual const VerifyReport& report() const = 0;
 };
 

@@ -253,8 +253,7 @@ llvm::Expected<Rank> makeRank(const Planx& planx, Communicator& comm) {
   Rank rank;
   rank.device =
       makeCpuDevice(threads > 0 ? int(threads) : share, Coordinates(planx.grid(), comm.rank()));
-  const Module& program = planx.program(comm.rank());
-  auto session = Session::create(program, *rank.device, comm);
+  auto session = Session::create(planx.roles, *rank.device, comm);
   if (!session) return session.takeError();
   rank.session = std::move(*session);
   return rank;

@@ -31,7 +31,7 @@ std::unique_ptr<Module> oneRankProgram(const Module& model, bool isWide, std::st
   return nullptr;
 }
 
-std::string ranksText(std::vector<int64_t> ranks) {
+std::string ranksText(std::vector<int64_t> ranks, const Grid& grid) {
   std::sort(ranks.begin(), ranks.end());
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -42,7 +42,16 @@ std::string ranksText(std::vector<int64_t> ranks) {
     else if (last > i) text += ", " + std::to_string(ranks[last]);
     i = last;
   }
-  return text;
+  // Where all of them stand in the grid, as far as it is one place.
+  std::string where;
+  for (const GridAxis& axis : grid.axes) {
+    int64_t at = Coordinates(grid, ranks.front()).on(axis.name);
+    if (axis.size > 1 && llvm::all_of(ranks, [&](int64_t rank) {
+          return Coordinates(grid, rank).on(axis.name) == at;
+        }))
+      where += (where.empty() ? "" : ", ") + axis.name + " " + std::to_string(at);
+  }
+  return where.empty() ? text : text + " (" + where + ")";
 }
 
 std::string place(const Module& model, Loc loc) {
@@ -138,7 +147,7 @@ void print(const VerifyReport& report, const Module& model, const VerifyOptions&
     std::string at = place(model, c.loc);
     out << "  " << (at.empty() ? "" : at + ": ") << describe(c) << ": off by "
         << llvm::format("%.3g", c.difference) << " of its largest (allowed "
-        << llvm::format("%.1e", c.bound) << ") on " << ranksText(c.ranks) << '\n';
+        << llvm::format("%.1e", c.bound) << ") on " << ranksText(c.ranks, grid) << '\n';
   }
   if (shown > 8) out << "  ... and " << shown - 8 << " more\n";
 }
@@ -173,7 +182,7 @@ Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx,
     auto made = makeVerification(*one, exact.get(), makeDevice, options);
     if (!made) return fail(tool, llvm::toString(made.takeError()));
     Exit code = runThreads(tool, ranks, options.timeout, [&](Communicator& comm) {
-      return (*made)->run(planx.program(comm.rank()), comm);
+      return (*made)->run(planx.roles, comm);
     });
     if (code != kYes) return code;
     report = (*made)->report();

@@ -32,6 +32,7 @@ std::string describe(const Site& site) {
   if (site.number > 0) text += " " + std::to_string(site.number);
   if (!site.tensor.empty()) text += " of '" + site.tensor + "'";
   if (!site.place.empty()) text += " (" + site.place + ")";
+  if (!site.stage.empty()) text += " on " + site.stage;
   return text;
 }
 

@@ -383,7 +383,8 @@ std::string Team::render() const {
     }
     std::string op = site.op;
     if (site.number > 0) op = std::to_string(site.number) + " " + op;
-    rows.push_back({std::to_string(r), op, site.tensor, site.place, state});
+    std::string stage = site.stage.empty() ? "" : " (" + site.stage + ")";
+    rows.push_back({std::to_string(r) + stage, op, site.tensor, site.place, state});
   }
   std::array<size_t, 5> widths = {};
   for (const auto& row : rows) {

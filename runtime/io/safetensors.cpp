@@ -347,10 +347,19 @@ std::string SafetensorsFile::metadata(llvm::StringRef key) const {
 
 llvm::Error SafetensorsFile::read(llvm::StringRef name, const Type& type, void* into,
                                   const Coordinates& rank) const {
+  return read(name, type.whole(), type, pieceRuns(type, rank), into);
+}
+
+llvm::Error SafetensorsFile::read(const Variable& var, void* into, const Coordinates& rank) const {
+  return read(var.wholeName(), var.wholeType(), var.type, pieceRuns(var, rank), into);
+}
+
+llvm::Error SafetensorsFile::read(llvm::StringRef name, const Type& whole, const Type& type,
+                                  const Runs& runs, void* into) const {
   auto found = header_.tensors.find(name.str());
   if (found == header_.tensors.end()) return fileError(path(), "has no tensor '" + name + "'");
   const TensorEntry& entry = found->second;
-  std::vector<int64_t> sizes = sizesOf(type);
+  std::vector<int64_t> sizes = sizesOf(whole);
   if (entry.shape != sizes) {
     return fileError(path(), "tensor '" + name + "' has shape " + shapeText(entry.shape) +
                                  ", needed is " + shapeText(sizes));
@@ -360,7 +369,6 @@ llvm::Error SafetensorsFile::read(llvm::StringRef name, const Type& type, void* 
     return fileError(path(), "tensor '" + name + "' has dtype " + from.name + ", needed is " +
                                  infoOf(elemOf(type.elem)).name);
   }
-  Runs runs = pieceRuns(type, rank);
   // Padding is zero.
   if (runs.elements() != type.elements()) std::memset(into, 0, size_t(type.bytes()));
   uint8_t* to = static_cast<uint8_t*>(into);

@@ -10,6 +10,7 @@
 #include "ir/grid.h"
 #include "runtime/comm.h"
 #include "runtime/io/file.h"
+#include "runtime/runs.h"
 
 namespace planc {
 
@@ -50,11 +51,15 @@ class SafetensorsFile {
   // themselves, floats among themselves).
   llvm::Error read(llvm::StringRef name, const Type& type, void* into,
                    const Coordinates& rank = {}) const;
+  // The same for a variable, which may be a piece of the tensor.
+  llvm::Error read(const Variable& var, void* into, const Coordinates& rank) const;
 
  private:
   SafetensorsFile(File file) : file_(std::move(file)) {}
   // All but the checksum.
   static llvm::Expected<SafetensorsFile> openHeader(llvm::StringRef path);
+  llvm::Error read(llvm::StringRef name, const Type& whole, const Type& type, const Runs& runs,
+                   void* into) const;
   llvm::Error checkSum(llvm::Expected<uint32_t> sum) const;
 
   File file_;
@@ -63,7 +68,7 @@ class SafetensorsFile {
   std::string summed_;  // the header as the checksum counts it; empty: the file has no checksum
 };
 
-// A tensor to write: its elements, or a rank's piece, lie in memory in the order of its type.
+// A tensor to write: its elements lie in memory in the order of its type.
 struct TensorSource {
   std::string name;
   Type type;
@@ -75,10 +80,19 @@ struct TensorSource {
 llvm::Error writeSafetensors(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
                              std::map<std::string, std::string> metadata = {});
 
-// The same by all ranks of a grid at once, into one file: each writes a share of its pieces, ranks
-// that hold the same ones different shares. An error on one rank is an error of all.
+// What a rank has of one of the tensors: elements [from, to) of the runs of its piece.
+struct TensorPiece {
+  size_t tensor;
+  Runs runs;
+  int64_t from, to;
+  const void* data;  // the piece
+};
+
+// The same by all ranks at once, into one file: all bring the same tensors, their data left out, and
+// each its pieces. An error on one rank is an error of all.
 llvm::Error writeSafetensorsTogether(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
+                                     llvm::ArrayRef<TensorPiece> pieces,
                                      std::map<std::string, std::string> metadata,
-                                     Communicator& comm, const Grid& grid);
+                                     Communicator& comm);
 
 }  // namespace planc

@@ -56,23 +56,18 @@ llvm::Error writeHeader(ReplacingFile& file, const Header& header) {
   return file.write(header.bytes());
 }
 
-llvm::Error writeShares(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
-                        const Header& header, const Grid& grid, int64_t rank) {
+llvm::Error writePieces(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
+                        llvm::ArrayRef<TensorPiece> pieces, const Header& header) {
   llvm::Expected<File> file = File::openPart(path);
   if (!file) return file.takeError();
-  Coordinates here(grid, rank);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Type& type = tensors[i].type;
-    Axes others = copyAxes(grid, type);
-    Runs runs = pieceRuns(type, here);
-    auto [from, to] = share(runs.elements(), here.index(others), ranksOver(others));
-    int64_t width = bytesPerElement(type.elem);
-    int64_t start = 8 + int64_t(header.text.size()) + header.begins[i];
-    const auto* data = static_cast<const uint8_t*>(tensors[i].data);
+  for (const TensorPiece& piece : pieces) {
+    int64_t width = bytesPerElement(tensors[piece.tensor].type.elem);
+    int64_t start = 8 + int64_t(header.text.size()) + header.begins[piece.tensor];
+    const auto* data = static_cast<const uint8_t*>(piece.data);
     auto writeRun = [&](int64_t a, int64_t b, int64_t count) {
       return file->writeAt(start + b * width, Bytes(data + a * width, size_t(count * width)));
     };
-    if (auto error = runs.tryEach(from, to, writeRun)) return error;
+    if (auto error = piece.runs.tryEach(piece.from, piece.to, writeRun)) return error;
   }
   if (auto error = file->sync()) return error;
   return file->close();
@@ -100,8 +95,9 @@ llvm::Error writeSafetensors(llvm::StringRef path, llvm::ArrayRef<TensorSource> 
 }
 
 llvm::Error writeSafetensorsTogether(llvm::StringRef path, llvm::ArrayRef<TensorSource> tensors,
+                                     llvm::ArrayRef<TensorPiece> pieces,
                                      std::map<std::string, std::string> metadata,
-                                     Communicator& comm, const Grid& grid) {
+                                     Communicator& comm) {
   Header header = makeHeader(tensors, std::move(metadata));
   std::optional<ReplacingFile> whole;  // the first rank's
   auto begin = [&]() -> llvm::Error {
@@ -114,7 +110,7 @@ llvm::Error writeSafetensorsTogether(llvm::StringRef path, llvm::ArrayRef<Tensor
   if (auto error = onFirst(comm, begin)) return error;
   auto beside = fromFirst(comm, whole ? whole->writtenTo() : "");
   if (!beside) return beside.takeError();
-  if (auto error = comm.agree(writeShares(*beside, tensors, header, grid, comm.rank())))
+  if (auto error = comm.agree(writePieces(*beside, tensors, pieces, header)))
     return error;
 
   auto written = agree(comm, File::openRead(*beside));

@@ -87,7 +87,10 @@ TEST(Session, AssemblesPiecesAndPartialSums) {
       std::vector<std::byte> piece(size_t(type.bytes()));
       test::fill(type, rank, piece.data(),
                  [&](int64_t e) { return double(e + 1) * double(rank.index(type.partial) + 1); });
-      auto whole = assemble(comm, kGrid, type, piece.data());
+      std::vector<RankPiece> pieces;
+      for (int64_t r = 0; r < 6; ++r)
+        if (Coordinates(kGrid, r).isFirstCopy(type)) pieces.push_back({int(r), type, 0, piece.data()});
+      auto whole = assemble(comm, kGrid, type.whole(), pieces);
       if (!whole) return whole.takeError();
       EXPECT_EQ(whole->empty(), comm.rank() != 0);
       int64_t n = ranksOver(type.partial);
