@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "ir/verify.h"
+#include "ir/verify_pieces.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringMap.h"
@@ -517,7 +518,7 @@ static bool isCovered(const Planx& planx) {
 }
 
 // A program's inputs and weights are those of the model.
-static llvm::Error checkFits(const Module& model, const Module& program) {
+static llvm::Error checkVariables(const Module& model, const Module& program) {
   for (const auto& var : program.vars) {
     if (var->kind != VarKind::Input && var->kind != VarKind::Weight) continue;
     const Variable* of = model.findVar(var->wholeName());
@@ -526,6 +527,15 @@ static llvm::Error checkFits(const Module& model, const Module& program) {
       return broken("the program's '" + var->name + "' is not the model's");
   }
   return llvm::Error::success();
+}
+
+llvm::Error checkFits(const Planx& planx) {
+  for (const auto& role : planx.roles)
+    if (role->grid != planx.grid()) return broken("the programs have different grids");
+  for (const auto& role : planx.roles)
+    if (llvm::Error error = checkVariables(*planx.model, *role)) return error;
+  if (!isCovered(planx)) return broken("a rank of the grid has no program");
+  return verifyPieces(planx);
 }
 
 llvm::Expected<Planx> readPlanx(llvm::StringRef bytes) {
@@ -566,11 +576,7 @@ llvm::Expected<Planx> readPlanx(llvm::StringRef bytes) {
     else planx.roles.push_back(std::move(module));
   }
   if (at != bytes.size()) return broken("the file has bytes behind its end");
-  for (const auto& role : planx.roles)
-    if (role->grid != planx.grid()) return broken("the programs have different grids");
-  for (const auto& role : planx.roles)
-    if (llvm::Error error = checkFits(*planx.model, *role)) return error;
-  if (!isCovered(planx)) return broken("a rank of the grid has no program");
+  if (llvm::Error error = checkFits(planx)) return error;
   return planx;
 }
 

@@ -6,7 +6,7 @@
 //   "ROLE" one or more times), u64 size, u32 CRC-32 of the payload; u32 CRC-32 of all of that; then
 //   the payloads. Little-endian. A module's and a role's encoding stand in planx.cpp.
 //
-// Reading checks size, checksums and structure, then verifies all modules: a truncated, altered or
+// Reading checks size, checksums and structure, then verifies all modules and that they fit: a truncated, altered or
 // hostile file gives an error.
 #pragma once
 
@@ -31,6 +31,10 @@ struct Planx {
   size_t roleOf(int64_t rank) const;
   const Module& program(int64_t rank) const { return *roles[roleOf(rank)]; }
 };
+
+// Whether the programs are this model's: of one grid, a program for each rank, with the model's inputs
+// and weights, of which the stages together hold each iteration once.
+llvm::Error checkFits(const Planx& planx);
 
 std::string writePlanx(const Planx& planx);
 llvm::Expected<Planx> readPlanx(llvm::StringRef bytes);

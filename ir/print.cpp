@@ -317,4 +317,15 @@ std::string printOp(const Op& op) {
   return line.rtrim("{ ").str();
 }
 
+std::string placeInPlan(const Op& op) {
+  const std::vector<std::string>& files = op.parent()->module().files;
+  if (!op.loc.known() || op.loc.file >= files.size()) return "";
+  return files[op.loc.file] + ":" + std::to_string(op.loc.line) + ":" + std::to_string(op.loc.column);
+}
+
+std::string describe(const Op& op) {
+  std::string at = placeInPlan(op);
+  return "\n    " + printOp(op) + (at.empty() ? "" : "\n    at " + at);
+}
+
 }  // namespace planc

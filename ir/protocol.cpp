@@ -1,24 +1,30 @@
-// Two steps. Each program alone: starts and waits pair up (`pairUp`). Programs together: a run of a
-// step in which only messages matter.
+// Three steps. Each program alone: its schedule (ir/verify_schedule.h), and that starts and waits pair up.
+// Programs together: a run of a step in which only messages matter.
 //
 // Ranks of one role run one text, so they agree by themselves: they enter a group's messages in the
 // text's order, and the first wait in that order that could block them all is one that they have
-// all started. Ranks of several roles are run (`Simulation`), but not each of them: coordinates of
-// an axis that no role names are alike, and exchanging two of them changes nothing. What happens is
-// the same in any order of execution, so ranks that such an exchange maps to each other do the
-// same, and one of them, the first, stands for all.
+// all started. Ranks of several roles are run (`Simulation`), but not each of them: of those that are
+// alike (ir/roles.h) one stands for all. What happens is the same in any order of execution. Messages
+// in which a rank then is the only one can't block it: they are only counted, so that stages cost what
+// passes between them, not their layers' sums.
 //
-// Tested by tests/unit/protocol_test.cpp.
+// A group is a set of ranks, for transfers between two of them with the channel. Its messages meet in
+// the order in which each member starts them, and one is complete only when those before it are.
+//
+// Tested by tests/unit/protocol_test.cpp and tests/unit/pipeline_mutants_test.cpp.
 #include "ir/protocol.h"
 
 #include <deque>
 #include <map>
+#include <tuple>
 
+#include "ir/messages.h"
+#include "ir/roles.h"
 #include "ir/text.h"
 #include "ir/traffic.h"
-#include "llvm/ADT/DenseMap.h"
+#include "ir/verify_schedule.h"
 #include "llvm/ADT/STLExtras.h"
-#include "llvm/ADT/StringExtras.h"
+#include "llvm/ADT/StringMap.h"
 
 namespace planc {
 namespace {
@@ -38,209 +44,9 @@ std::string text(const Grid& grid, int64_t rank) {
   return grid.axes.empty() ? text : text + ")";
 }
 
-std::string place(const Module& module, Loc loc) {
-  if (!loc.known() || loc.file >= module.files.size()) return "";
-  return module.files[loc.file] + ":" + std::to_string(loc.line) + ":" + std::to_string(loc.column);
-}
-
-// An op and its line in the plan, on lines of their own.
-std::string text(const Op& op) {
-  std::string at = place(op.parent()->module(), op.loc);
-  return "\n    " + printOp(op) + (at.empty() ? "" : "\n    at " + at);
-}
-
-// What the members of a group must have alike in a message, and the words for it.
-struct Feature {
-  llvm::StringRef name;
-  std::string value;
-};
-
-// Which slice of its variable a value is, when not this iteration's.
-std::string sliceText(const Value& value) {
-  const Op* read = value.def();
-  if (!read || read->kind != OpKind::Read) return "";
-  if (read->isFlag("ahead")) return "ahead";
-  return read->attrs.has("index") ? std::to_string(read->attrs.integer("index")) : "";
-}
-
-std::vector<Feature> featuresOf(const Op& op) {
-  auto list = [](llvm::ArrayRef<Value*> values, auto&& text) {
-    return llvm::join(llvm::map_range(values, [&](const Value* v) { return text(*v); }), ", ");
-  };
-  auto words = [&](llvm::StringRef key) {
-    Words words = op.attrs.words(key);
-    return words.empty() ? op.attrs.word(key) : llvm::join(words, ", ");
-  };
-  std::string reduction = op.attrs.word("reduce");
-  llvm::ArrayRef<Value*> sent = op.operands();
-  return {
-      {"kind", op.info().text.str()},
-      {"element type", list(sent, [](const Value& v) { return name(v.type.elem).str(); })},
-      {"count", list(sent, [](const Value& v) { return std::to_string(v.type.elements()); })},
-      {"reduction", reduction.empty() ? "sum" : reduction},
-      {"order of axes", words("axes")},
-      {"dim", words("dim")},
-      {"source dim", words("from")},
-      {"target dim", words("to")},
-      {"shape", list(sent, [](const Value& v) { return v.type.str(); }) + " to " +
-                    list(op.results(), [](const Value& v) { return v.type.str(); })},
-      {"tensor", list(op.results(), [](const Value& v) { return v.name; })},
-      {"slice", list(sent, sliceText)},
-      {"in the last iteration", op.isUnlessLast() ? "left out" : "run"},
-      {"place in the plan", place(op.parent()->module(), op.loc)},
-  };
-}
-
-// ---- One program.
-
-struct Message {
-  const Op* op;
-  std::vector<size_t> along;  // axes of the grid, in its order; those of one rank left out
-  std::string features;       // equal: the same message
-};
-
-// What a function does between ranks, with its repeats rolled.
-struct Step {
-  enum Kind : uint8_t { Start, Wait, Repeat, End } kind;
-  size_t at = 0;  // Start and Wait: the message; End: its Repeat
-  bool unlessLast = false;
-  // Repeat.
-  int64_t count = 0;
-  bool reverse = false;
-};
-
-struct Program {
-  std::vector<Message> messages;
-  std::vector<std::vector<Step>> functions;
-  // The schedule.
-  struct Call {
-    size_t function;
-    int64_t microbatch;
-  };
-  std::vector<Call> calls;
-};
-
-Message messageOf(const Op& op) {
-  Message message{&op, {}, {}};
-  llvm::ArrayRef<GridAxis> axes = op.parent()->module().grid.axes;
-  Axes along = groupAxes(op);
-  for (size_t i = 0; i < axes.size(); ++i)
-    if (axes[i].size > 1 && hasAxis(along, axes[i].name)) message.along.push_back(i);
-  for (const Feature& feature : featuresOf(op)) message.features += feature.value + '\n';
-  return message;
-}
-
-bool isStart(const Op& op) { return op.has(Comm) && op.isFlag("start"); }
-
-// A started message belongs to one `wait`, in its own block, and to nobody else until then.
-Error pairUp(const Op& op) {
-  if (op.kind == OpKind::Wait) {
-    const Op* started = op.operand(0)->def();
-    if (started && isStart(*started)) return Error::success();
-    return broken("it waits for what was not started:" + text(op));
-  }
-  if (!isStart(op)) return Error::success();
-  std::vector<const Op*> waits;
-  const Op* other = nullptr;
-  for (const Value* result : op.results())
-    for (const Use& use : result->uses()) {
-      bool isWait = use.op->kind == OpKind::Wait;
-      if (!isWait) other = use.op;
-      else if (!llvm::is_contained(waits, use.op)) waits.push_back(use.op);
-    }
-  if (waits.size() != 1)
-    return broken("it starts a message and waits for it " + Twine(waits.size()) +
-                  " times, not once:" + text(op));
-  if (other) return broken("it uses a message before waiting for it:" + text(op) + text(*other));
-  const Op& wait = *waits.front();
-  if (wait.parent() != op.parent())
-    return broken("it waits for a message in another block than it starts it:" + text(op) +
-                  text(wait));
-  if (wait.results().size() != op.results().size() ||
-      wait.operands().size() < op.results().size() ||
-      wait.operands().take_front(op.results().size()) != op.results())
-    return broken("it waits for a part of a message:" + text(op) + text(wait));
-  if (wait.isUnlessLast() != op.isUnlessLast())
-    return broken("the last iteration leaves out one of start and wait:" + text(op) + text(wait));
-  return Error::success();
-}
-
-Error addSteps(const Block& block, Program& program, std::vector<Step>& steps,
-               llvm::DenseMap<const Op*, size_t>& numbers) {
-  for (const Op* op : block.ops) {
-    if (op->kind == OpKind::Repeat) {
-      size_t begin = steps.size();
-      steps.push_back({Step::Repeat, 0, false, op->attrs.integer("count"), op->isFlag("reverse")});
-      if (Error error = addSteps(*op->body, program, steps, numbers)) return error;
-      if (steps.size() == begin + 1) steps.pop_back();  // nothing between ranks in there
-      else steps.push_back({Step::End, begin});
-    }
-    if (!op->has(Comm) && op->kind != OpKind::Wait) continue;
-    if (Error error = pairUp(*op)) return error;
-    if (op->kind == OpKind::Wait) {
-      steps.push_back({Step::Wait, numbers.lookup(op->operand(0)->def()), op->isUnlessLast()});
-      continue;
-    }
-    size_t number = program.messages.size();
-    numbers[op] = number;
-    program.messages.push_back(messageOf(*op));
-    steps.push_back({Step::Start, number, op->isUnlessLast()});
-    if (!isStart(*op)) steps.push_back({Step::Wait, number, op->isUnlessLast()});
-  }
-  return Error::success();
-}
-
-llvm::Expected<Program> programOf(const Module& module) {
-  Program program;
-  llvm::DenseMap<const Op*, size_t> numbers;
-  for (const auto& function : module.functions)
-    if (Error error = addSteps(*function->body, program, program.functions.emplace_back(), numbers))
-      return broken("in '@" + function->name + "' " + llvm::toString(std::move(error)));
-  for (const Call& call : module.schedule)
-    for (size_t i = 0; i < module.functions.size(); ++i)
-      if (module.functions[i]->name == call.function) program.calls.push_back({i, call.microbatch});
-  return program;
-}
-
-// ---- Programs together.
-
-// Of the ranks that an exchange of unnamed coordinates maps to each other, the first. To it belong,
-// for each axis of the grid, one of the coordinates that are told apart there.
-struct Representative {
-  int64_t rank;
-  std::vector<size_t> at;  // per axis, which of its coordinates
-  size_t role;
-};
-
-std::vector<Representative> representativesOf(const Planx& planx) {
-  const Grid& grid = planx.grid();
-  std::vector<Representative> ranks{{0, {}, 0}};
-  for (const GridAxis& axis : grid.axes) {
-    std::vector<int64_t> told;  // the coordinates that roles name, and the first that none does
-    for (const auto& role : planx.roles)
-      for (const auto& [name, at] : role->where)
-        if (name == axis.name && at >= 0 && at < axis.size) told.push_back(at);
-    llvm::sort(told);
-    told.erase(std::unique(told.begin(), told.end()), told.end());
-    int64_t free = 0;
-    while (size_t(free) < told.size() && told[size_t(free)] == free) ++free;
-    if (free < axis.size) told.insert(told.begin() + free, free);
-    std::vector<Representative> next;
-    for (const Representative& rank : ranks)
-      for (size_t i = 0; i < told.size(); ++i) {
-        next.push_back({saturatingMul(rank.rank, axis.size) + told[i], rank.at, 0});
-        next.back().at.push_back(i);
-      }
-    ranks = std::move(next);
-  }
-  for (Representative& rank : ranks) rank.role = planx.roleOf(rank.rank);
-  return ranks;
-}
-
 class Simulation {
  public:
-  Simulation(const Grid& grid, llvm::ArrayRef<Representative> ranks,
-             llvm::ArrayRef<Program> programs);
+  Simulation(const Grid& grid, const Ranks& ranks, std::vector<Program> programs);
   Error run();
 
  private:
@@ -248,6 +54,19 @@ class Simulation {
   struct Part {
     size_t group, member;
   };
+  // Which groups: of the ranks that differ only on some axes; of these, those at some coordinates of one
+  // of the axes; with a channel.
+  struct GroupKind {
+    std::vector<size_t> along;
+    size_t axis = 0;
+    std::vector<size_t> among = {};  // numbers of told coordinates; empty: all
+    int64_t channel = -1;
+    bool operator<(const GroupKind& other) const {
+      return std::tie(along, axis, among, channel) <
+             std::tie(other.along, other.axis, other.among, other.channel);
+    }
+  };
+  using Parts = std::vector<std::optional<Part>>;  // of each rank
   struct Loop {
     size_t repeat;
     int64_t left;
@@ -267,12 +86,13 @@ class Simulation {
   };
   struct Rank {
     int64_t rank;
+    size_t role;
     const Program* program;
-    std::vector<Part> parts;    // of each message
-    std::vector<Entry> latest;  // of each message
+    std::vector<Part> parts;                               // of each message
+    std::vector<llvm::SmallVector<Entry, 1>> underWay = {};  // of each message: not yet waited for
     int64_t started = 0;
     size_t call = 0, step = 0;  // what it does next
-    llvm::SmallVector<Loop, 4> loops;
+    llvm::SmallVector<Loop, 4> loops = {};
     bool ended = false;  // else it waits, when not ready
 
     const std::vector<Step>& steps() const {
@@ -281,15 +101,16 @@ class Simulation {
     // Null at the end of the program.
     const Step* next();
     Moment moment() const;
+    // Of a message, what it started in this moment.
+    Entry* startOf(size_t message);
     // What a rank waits for that is neither ready nor at its end.
-    const Entry& waitsFor() const { return latest[steps()[step].at]; }
+    const Entry& waitsFor() { return *startOf(steps()[step].at); }
   };
   // A message that some members have started and others have not.
   struct Open {
     Entry first;
     size_t missing;
   };
-  // Ranks that differ only on some axes.
   struct Group {
     std::vector<size_t> members;
     std::vector<int64_t> started;  // by each of them
@@ -298,13 +119,16 @@ class Simulation {
     std::vector<size_t> waiting;
   };
 
-  // Makes the groups along these axes; each rank's part in its own.
-  std::vector<Part> partsOf(llvm::ArrayRef<size_t> along, llvm::ArrayRef<Representative> ranks);
+  GroupKind kindOf(const Message& message, const Representative& rank) const;
+  // Makes the groups of a kind; each rank's part in its own.
+  Parts partsOf(const GroupKind& kind);
+  // Takes out of the programs what is between a rank and nobody else.
+  void dropAlone();
   Error start(size_t rank, size_t message);
   // Runs a rank until it ends or waits.
   Error advance(size_t rank);
   Error differ(const Entry& a, const Entry& b) const;
-  Error stuck() const;
+  Error stuck();
   const Message& message(const Entry& entry) const {
     return ranks_[entry.rank].program->messages[entry.message];
   }
@@ -318,48 +142,80 @@ class Simulation {
   std::string place(const Entry& entry) const;
 
   const Grid& grid_;
+  const Ranks& apart_;
+  std::vector<Program> programs_;  // of each role
+  std::vector<std::vector<size_t>> features_;  // of each role's messages: a number for each text
   std::vector<Rank> ranks_;
   std::vector<Group> groups_;
   std::vector<size_t> ready_;
 };
 
-Simulation::Simulation(const Grid& grid, llvm::ArrayRef<Representative> ranks,
-                       llvm::ArrayRef<Program> programs)
-    : grid_(grid) {
-  for (const Representative& rank : ranks) {
-    ready_.push_back(ranks.size() - 1 - ready_.size());  // the last is taken first
-    Rank& made = ranks_.emplace_back();
-    made.rank = rank.rank;
-    made.program = &programs[rank.role];
-    made.parts.resize(made.program->messages.size());
-    made.latest.resize(made.parts.size());
+Simulation::Simulation(const Grid& grid, const Ranks& ranks, std::vector<Program> programs)
+    : grid_(grid), apart_(ranks), programs_(std::move(programs)) {
+  llvm::StringMap<size_t> numbers;
+  for (const Program& program : programs_) {
+    auto& features = features_.emplace_back();
+    for (const Message& message : program.messages)
+      features.push_back(numbers.try_emplace(message.features, numbers.size()).first->second);
   }
   // Ranks belong to a group by where they stand, whether they ever enter it or not.
-  std::map<std::vector<size_t>, std::vector<Part>> parts;  // by axes; of each rank
-  for (Rank& rank : ranks_)
-    for (size_t message = 0; message < rank.parts.size(); ++message) {
-      const std::vector<size_t>& along = rank.program->messages[message].along;
-      auto [at, isNew] = parts.try_emplace(along);
-      if (isNew) at->second = partsOf(along, ranks);
-      rank.parts[message] = at->second[size_t(&rank - ranks_.data())];
+  std::map<GroupKind, Parts> parts;
+  for (const Representative& at : ranks.list) {
+    size_t number = ranks_.size();
+    ready_.push_back(ranks.list.size() - 1 - number);  // the last is taken first
+    Rank& rank = ranks_.emplace_back(Rank{at.rank, at.role, &programs_[at.role], {}});
+    for (const Message& message : rank.program->messages) {
+      auto [kind, isNew] = parts.try_emplace(kindOf(message, at));
+      if (isNew) kind->second = partsOf(kind->first);
+      rank.parts.push_back(*kind->second[number]);
     }
+    rank.underWay.resize(rank.parts.size());
+  }
+  dropAlone();
 }
 
-std::vector<Simulation::Part> Simulation::partsOf(llvm::ArrayRef<size_t> along,
-                                                  llvm::ArrayRef<Representative> ranks) {
-  std::vector<Part> parts;
+Simulation::GroupKind Simulation::kindOf(const Message& message, const Representative& rank) const {
+  GroupKind kind{message.along};
+  Axes axes = groupAxes(*message.op);
+  if (axes.empty() || axes[0].size == 1) return kind;
+  while (grid_.axes[kind.axis].name != axes[0].name) ++kind.axis;
+  const std::vector<int64_t>& told = apart_.told[kind.axis];
+  for (int64_t at : coordinatesOf(*message.op, Coordinates(grid_, rank.rank)))
+    if (auto found = llvm::find(told, at); found != told.end())
+      kind.among.push_back(size_t(found - told.begin()));
+  if (message.isTransfer()) kind.channel = message.op->attrs.integer("channel");
+  // All of an axis, listed or not, are one group.
+  else if (kind.among.size() == size_t(axes[0].size)) kind.among.clear();
+  if (kind.among.empty()) kind.axis = 0;
+  return kind;
+}
+
+Simulation::Parts Simulation::partsOf(const GroupKind& kind) {
+  Parts parts;
   std::map<std::vector<size_t>, size_t> groups;  // by the place on the other axes
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    std::vector<size_t> place = ranks[i].at;
-    for (size_t axis : along) place[axis] = 0;
+  for (size_t i = 0; i < apart_.list.size(); ++i) {
+    std::vector<size_t> place = apart_.list[i].at;
+    parts.emplace_back();
+    if (!kind.among.empty() && !llvm::is_contained(kind.among, place[kind.axis])) continue;
+    for (size_t axis : kind.along) place[axis] = 0;
     auto [at, isNew] = groups.try_emplace(place, groups_.size());
     if (isNew) groups_.emplace_back();
     Group& group = groups_[at->second];
-    parts.push_back({at->second, group.members.size()});
+    parts.back() = Part{at->second, group.members.size()};
     group.members.push_back(i);
     group.started.push_back(0);
   }
   return parts;
+}
+
+void Simulation::dropAlone() {
+  std::vector<std::vector<bool>> isAlone;  // of each role's messages
+  for (const Program& program : programs_) isAlone.emplace_back(program.messages.size(), true);
+  for (const Rank& rank : ranks_)
+    for (size_t i = 0; i < rank.parts.size(); ++i)
+      if (groups_[rank.parts[i].group].members.size() > 1) isAlone[rank.role][i] = false;
+  for (size_t role = 0; role < programs_.size(); ++role)
+    for (Steps& steps : programs_[role].functions) steps = withoutAlone(steps, isAlone[role]);
 }
 
 const Step* Simulation::Rank::next() {
@@ -370,10 +226,19 @@ const Step* Simulation::Rank::next() {
       continue;
     }
     const Step& found = steps()[step];
+    Phase phase = program->calls[call].phase;
+    bool isLeftOut = found.unlessLast && loops.back().left == 1;
     switch (found.kind) {
       case Step::Start:
+        if (!isLeftOut && phase != Phase::Wait) return &found;
+        ++step;
+        break;
       case Step::Wait:
-        if (!found.unlessLast || loops.back().left > 1) return &found;
+        if (!isLeftOut && phase != Phase::Start) return &found;
+        ++step;
+        break;
+      case Step::Skip:
+        if (!isLeftOut && phase != Phase::Wait) started += found.count;
         ++step;
         break;
       case Step::Repeat:
@@ -401,17 +266,25 @@ Simulation::Moment Simulation::Rank::moment() const {
   return moment;
 }
 
+Simulation::Entry* Simulation::Rank::startOf(size_t message) {
+  Moment now = moment();
+  return llvm::find_if(underWay[message], [&](const Entry& entry) { return entry.moment == now; });
+}
+
 Error Simulation::start(size_t number, size_t message) {
   Rank& rank = ranks_[number];
   auto [at, member] = rank.parts[message];
   Group& group = groups_[at];
-  Entry& mine = rank.latest[message];
-  mine = {number, message, group.started[member]++, ++rank.started, rank.moment()};
+  const Entry& mine = rank.underWay[message].emplace_back(
+      Entry{number, message, group.started[member]++, ++rank.started, rank.moment()});
   if (size_t(mine.number - group.complete) == group.open.size())
     group.open.push_back({mine, group.members.size()});
   Open& open = group.open[size_t(mine.number - group.complete)];
-  if (this->message(open.first).features != this->message(mine).features ||
-      open.first.moment != mine.moment)
+  auto features = [&](const Entry& entry) { return features_[ranks_[entry.rank].role][entry.message]; };
+  // Of a transfer's two sides each is there once.
+  bool isOneSide = this->message(mine).isTransfer() && open.first.rank != number &&
+                   this->message(open.first).op->kind == this->message(mine).op->kind;
+  if (isOneSide || features(open.first) != features(mine) || open.first.moment != mine.moment)
     return open.first.rank < number ? differ(open.first, mine) : differ(mine, open.first);
   if (--open.missing > 0) return Error::success();
   // Members start in order, so those before it are complete.
@@ -427,10 +300,14 @@ Error Simulation::advance(size_t number) {
   while (const Step* step = rank.next()) {
     if (step->kind == Step::Start) {
       if (Error error = start(number, step->at)) return error;
-    } else if (Group& group = groups_[rank.parts[step->at].group];
-               rank.latest[step->at].number >= group.complete) {
-      group.waiting.push_back(number);
-      return Error::success();
+    } else {
+      Group& group = groups_[rank.parts[step->at].group];
+      Entry* started = rank.startOf(step->at);
+      if (started->number >= group.complete) {
+        group.waiting.push_back(number);
+        return Error::success();
+      }
+      rank.underWay[step->at].erase(started);
     }
     ++rank.step;
   }
@@ -461,16 +338,19 @@ std::string Simulation::momentText(const Entry& entry) const {
 std::string Simulation::operation(const Entry& entry) const {
   std::string moment = momentText(entry);
   return "\n  " + name(entry.rank) + ", operation " + std::to_string(entry.operation) +
-         (moment.empty() ? "" : ", " + moment) + ":" + text(*message(entry).op);
+         (moment.empty() ? "" : ", " + moment) + ":" + describe(*message(entry).op);
 }
 
 std::string Simulation::place(const Entry& entry) const {
   constexpr size_t kShown = 8;
   const Message& message = this->message(entry);
-  std::vector<int64_t> ranks =
-      Coordinates(grid_, ranks_[entry.rank].rank).group(groupAxes(*message.op));
-  std::string text = "message " + std::to_string(entry.number + 1) + " of the group over ";
-  for (size_t axis : message.along) text += grid_.axes[axis].name + ", ";
+  std::vector<int64_t> ranks = membersOf(*message.op, Coordinates(grid_, ranks_[entry.rank].rank));
+  std::string text = "message " + std::to_string(entry.number + 1) + " of ";
+  if (message.isTransfer())
+    text += "channel " + std::to_string(message.op->attrs.integer("channel")) + " between ";
+  else text += "the group over ";
+  if (!message.isTransfer())
+    for (size_t axis : message.along) text += grid_.axes[axis].name + ", ";
   text += "ranks ";
   for (size_t i = 0; i < ranks.size() && i < kShown; ++i)
     text += (i ? ", " : "") + std::to_string(ranks[i]);
@@ -482,10 +362,14 @@ Error Simulation::differ(const Entry& a, const Entry& b) const {
   auto featuresA = featuresOf(*message(a).op), featuresB = featuresOf(*message(b).op);
   featuresA.push_back({"iteration", momentText(a)});
   featuresB.push_back({"iteration", momentText(b)});
+  std::string who = "ranks " + std::to_string(ranks_[a.rank].rank) + " and " + std::to_string(ranks_[b.rank].rank);
+  const Op& opA = *message(a).op;
+  if (message(a).isTransfer() && opA.kind == message(b).op->kind)
+    return broken(who + " both " + opA.info().text + " to each other" + operation(a) + operation(b) +
+                  "\n  both are " + place(a));
   size_t i = 0;
   while (featuresA[i].value == featuresB[i].value) ++i;
-  return broken("ranks " + Twine(ranks_[a.rank].rank) + " and " + Twine(ranks_[b.rank].rank) +
-                " enter different operations: " + featuresA[i].name + " '" + featuresA[i].value +
+  return broken(who + " enter different operations: " + featuresA[i].name + " '" + featuresA[i].value +
                 "' and '" + featuresB[i].value + "'" + operation(a) + operation(b) +
                 "\n  both are " + place(a));
 }
@@ -499,7 +383,7 @@ size_t Simulation::awaited(const Entry& entry) const {
 
 // Each waiting rank waits for one that has not started its message: that leads to a rank that has
 // ended, or in a circle.
-Error Simulation::stuck() const {
+Error Simulation::stuck() {
   std::vector<size_t> chain;
   size_t at =
       size_t(llvm::find_if(ranks_, [](const Rank& rank) { return !rank.ended; }) - ranks_.begin());
@@ -523,22 +407,42 @@ Error Simulation::stuck() const {
 
 }  // namespace
 
+// A message that its own ranks take no part in.
+static const Message* strange(const Program& program, const Coordinates& rank) {
+  for (const Message& message : program.messages) {
+    Axes axes = groupAxes(*message.op);
+    std::vector<int64_t> among = coordinatesOf(*message.op, rank);
+    if (!axes.empty() && !among.empty() && !llvm::is_contained(among, rank.on(axes[0].name))) return &message;
+  }
+  return nullptr;
+}
+
 Error checkProtocol(const Planx& planx) {
-  std::vector<Representative> ranks = representativesOf(planx);
+  Ranks ranks = ranksToldApart(planx);
   std::vector<Program> programs(planx.roles.size());
   std::vector<bool> isKnown(planx.roles.size());
-  for (const Representative& rank : ranks) {
-    if (isKnown[rank.role]) continue;
-    auto program = programOf(*planx.roles[rank.role]);
-    if (!program)
+  bool isOneText = true;
+  for (const Representative& rank : ranks.list) {
+    Program& program = programs[rank.role];
+    auto unsound = [&](Error error) {
       return broken("the program of " + text(planx.grid(), rank.rank) +
-                    " is not sound: " + llvm::toString(program.takeError()));
-    programs[rank.role] = std::move(*program);
-    isKnown[rank.role] = true;
+                    " is not sound: " + llvm::toString(std::move(error)));
+    };
+    if (!isKnown[rank.role]) {
+      if (Error error = verifySchedule(*planx.roles[rank.role])) return unsound(std::move(error));
+      auto made = programOf(*planx.roles[rank.role]);
+      if (!made) return unsound(made.takeError());
+      program = std::move(*made);
+      isKnown[rank.role] = true;
+    }
+    if (const Message* message = strange(program, Coordinates(planx.grid(), rank.rank)))
+      return unsound(broken("it is not among the ranks of its message:" + describe(*message->op)));
+    isOneText &= rank.role == ranks.list.front().role &&
+                 llvm::none_of(program.messages, [](const Message& m) { return m.isTransfer(); });
   }
   // One text agrees with itself.
-  if (llvm::count(isKnown, true) == 1) return Error::success();
-  return Simulation(planx.grid(), ranks, programs).run();
+  if (isOneText) return Error::success();
+  return Simulation(planx.grid(), ranks, std::move(programs)).run();
 }
 
 }  // namespace planc

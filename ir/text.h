@@ -21,6 +21,10 @@ struct PrintOptions {
 void printModule(const Module& module, llvm::raw_ostream& out, const PrintOptions& options = {});
 // One op on one line, without its body: for messages.
 std::string printOp(const Op& op);
+// `file:line:column` in the plan; empty when the op has none.
+std::string placeInPlan(const Op& op);
+// The op and its place in the plan, each on an indented line of its own.
+std::string describe(const Op& op);
 
 // Reads IR text; `file` is its number in `diags`. Empty or null after errors. What they give is
 // verified. Behind `pipeline` a text has a module a role.

@@ -6,11 +6,6 @@
 namespace planc {
 namespace {
 
-int64_t saturatingAdd(int64_t a, int64_t b) {
-  int64_t sum;
-  return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
-}
-
 // Bytes of one operand and its result: several are several messages behind each other, so each is
 // rounded on its own.
 int64_t bytesSent(OpKind kind, int64_t in, int64_t out, int64_t ranks) {
@@ -50,8 +45,7 @@ Axes groupAxes(const Op& collective) {
   return axes;
 }
 
-// The coordinates of an axis that take part; none: all.
-static std::vector<int64_t> coordinatesOf(const Op& op, const Coordinates& rank) {
+std::vector<int64_t> coordinatesOf(const Op& op, const Coordinates& rank) {
   std::vector<int64_t> list;
   for (const std::string& word : op.attrs.words("among")) {
     int64_t at = -1;

@@ -14,6 +14,10 @@ namespace planc {
 // lacks are left out.
 Axes groupAxes(const Op& collective);
 
+// The coordinates of its first axis that take part: with `among` those, of a message the two that it
+// goes between; none: all.
+std::vector<int64_t> coordinatesOf(const Op& collective, const Coordinates& rank);
+
 // The ranks of a collective or message that this rank takes part in, in the order of its axes: with
 // `among` only those; of a message the two that it goes between.
 std::vector<int64_t> membersOf(const Op& collective, const Coordinates& rank);

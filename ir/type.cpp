@@ -42,6 +42,11 @@ int64_t saturatingMul(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
+int64_t saturatingAdd(int64_t a, int64_t b) {
+  int64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<int64_t>::max() : sum;
+}
+
 int64_t ranksOver(llvm::ArrayRef<Axis> axes) {
   int64_t ranks = 1;
   for (const Axis& axis : axes) ranks = saturatingMul(ranks, axis.size);

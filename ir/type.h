@@ -88,7 +88,8 @@ struct Type {
   std::string str() const;
 };
 
-// a * b, saturating at INT64_MAX; both must be >= 0.
+// Saturating at INT64_MAX; both must be >= 0.
 int64_t saturatingMul(int64_t a, int64_t b);
+int64_t saturatingAdd(int64_t a, int64_t b);
 
 }  // namespace planc

@@ -246,7 +246,9 @@ Exit prove(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOp
   planx.roles.push_back(cloneModule(*planx.model));
   Exit code = transform(planx.roles, PassOptions(), diags);
   if (code != kYes) return code;
-  if (llvm::Error error = checkProtocol(planx))
+  llvm::Error error = checkFits(planx);
+  if (!error) error = checkProtocol(planx);
+  if (error)
     return fail(kTool,
                 "plan '" + options.plan + "': " + llvm::toString(std::move(error)) +
                     "\nthis is a fault of planc; please report it with the plan",
