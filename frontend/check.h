@@ -50,6 +50,11 @@ struct DimInfo {
   Loc loc;
   unsigned uses = 0;
   std::set<int64_t> others = {};  // sizes that the name has elsewhere in the model
+  // Of repeats that count it: the iterations of those that stand in no other repeat, all together,
+  // the place of the first of these among the model's, and whether there are others.
+  int64_t iterations = 0;
+  size_t order = 0;
+  bool isInner = false;
 
   // A vocabulary may be uneven: rows of padding at its end are zero and never chosen.
   bool isPaddable() const { return uses == kTokens; }
@@ -81,6 +86,7 @@ struct PlanSettings {
   // As modules hold them: without axes of one rank and what has no other.
   std::vector<Split> splits;
   std::vector<Shard> shards;
+  Pipeline pipeline;
 };
 
 // Fills `scope` and checks all declarations: duplicates, units, devices, clusters, parameters,

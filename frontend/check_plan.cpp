@@ -1,5 +1,5 @@
 // A plan's statements against its model and cluster: the grid, what --grid makes of it, shards and
-// places. Splits stand in check_split.cpp, other settings in check_settings.cpp. A size that --grid
+// places. Splits stand in check_split.cpp and check_pipeline.cpp, other settings in check_settings.cpp. A size that --grid
 // sets has no place in the file: messages stand at the statement it breaks and name the option.
 // Tested by tests/frontend/errors/plan.plan and grid.plan.
 #include "frontend/check_plan.h"
@@ -61,7 +61,9 @@ void PlanChecker::run() {
   checkRanks();
   for (const ast::PlanStmt& stmt : plan_.body)
     std::visit([&](const auto& node) { check(node, stmt.loc); }, stmt.node);
-  if (settings_.ranks <= kMaxRanks) checkCuts();
+  if (settings_.ranks > kMaxRanks) return;
+  checkCuts();
+  checkPipeline();
 }
 
 // ---- The grid

@@ -1,5 +1,5 @@
-// Checking one plan: what check_plan.cpp (grid, shards, places), check_split.cpp (splits) and
-// check_settings.cpp (the rest) share. `checkPlan` in check.h is the door.
+// Checking one plan: what check_plan.cpp (grid, shards, places), check_split.cpp (splits),
+// check_pipeline.cpp (splits of repeats) and check_settings.cpp (the rest) share. `checkPlan` in check.h is the door.
 #pragma once
 
 #include <map>
@@ -42,6 +42,13 @@ class PlanChecker {
     bool has(const PlanAxis* axis) const;
   };
 
+  // A repeat's dim that is cut into stages.
+  struct Cutting {
+    const ast::Ident* dim;
+    const DimInfo* info;
+    const ast::Target* target;
+  };
+
   // The grid, shards, places (check_plan.cpp).
   void readGrid(const ast::Grid& grid, Loc loc);
   void overrideGrid();
@@ -63,8 +70,6 @@ class PlanChecker {
   void check(const ast::Split& split, Loc loc);
   void reportUnknownDim(const ast::Ident& dim);
   void checkMethod(const ast::Ident& dim, const DimInfo& info, const ast::Target& target);
-  void checkStages(const ast::Ident& dim, const DimInfo& info,
-                   const std::vector<const ast::Target*>& targets);
   void checkSupport(const ast::Ident& dim, const DimInfo& info, const ast::Target& target);
   void addCut(const ast::Ident& dim, const DimInfo& info,
               const std::vector<const ast::Target*>& targets);
@@ -73,6 +78,16 @@ class PlanChecker {
   std::vector<int64_t> legalRanks(const Cut& cut, const PlanAxis* axis) const;
   std::string help(const Cut& cut) const;
   std::string leaveOut(const Cut& cut) const;
+
+  // Pipelines (check_pipeline.cpp).
+  void addRepeat(const ast::Ident& dim, const DimInfo& info,
+                 const std::vector<const ast::Target*>& targets);
+  void checkPipeline();
+  bool isOnePipeline();
+  bool readOrder(const ast::Ident& path, const PlanAxis& axis);
+  bool checkCounts(const ast::Target& target, const PlanAxis& axis);
+  void checkSchedule(const ast::Target& target, const PlanAxis& axis);
+  void checkOtherUses(const PlanAxis& axis);
 
   // Settings (check_settings.cpp).
   void check(const ast::Microbatches& statement, Loc loc);
@@ -95,8 +110,12 @@ class PlanChecker {
   const ast::Cluster* cluster_ = nullptr;
   bool hasGrid_ = false;
   std::vector<Cut> cuts_;
+  std::vector<Cutting> cuttings_;
   std::map<std::string, Loc> axisLocs_, splitDims_, sharded_, placed_, statements_;
 };
+
+// Chunks of the model on each rank of a pipeline; 0: the arguments say something else.
+int64_t chunksOf(const ast::Target& target);
 
 std::string quoted(llvm::StringRef name);
 // `1, 2 or 4`

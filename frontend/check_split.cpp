@@ -1,6 +1,7 @@
 // A plan's splits: methods against what the model does with a dim, sizes against the axes that cut
 // them, and what this version can't compile. A table says what a method can split; help texts compute
-// the nearest legal sizes. Tested by tests/frontend/errors/split.plan and grid.plan.
+// the nearest legal sizes. Splits of repeats go on in check_pipeline.cpp. Tested by
+// tests/frontend/errors/split.plan and grid.plan.
 #include <numeric>
 
 #include "frontend/check_plan.h"
@@ -30,6 +31,7 @@ constexpr SplitMethod kMethods[] = {
     {"interleaved", MethodKind::Repeat, "one whole number from 2, the chunks of a rank"},
     {"zero_bubble", MethodKind::Repeat, ""},
     {"zero_bubble_v", MethodKind::Repeat, ""},
+    {"schedule", MethodKind::Repeat, "the path of a schedule in quotes"},
 };
 
 const SplitMethod* findMethod(llvm::StringRef name) {
@@ -44,18 +46,8 @@ bool canSplit(const SplitMethod& method, const DimInfo& info) {
   return method.kind == MethodKind::Any ? !isRepeat : (info.uses & kAttended) != 0;
 }
 
-// Stages on each rank; 0: the arguments say something else.
-int64_t chunksOf(const ast::Target& target) {
-  if (target.method.text == "zero_bubble_v") return 2;
-  if (target.method.text != "interleaved") return 1;
-  if (target.args.size() != 1) return 0;
-  const ast::Expr& arg = *target.args.front();
-  bool fits = arg.kind == ast::ExprKind::Number && arg.isInteger && arg.number >= 2 &&
-              arg.number <= double(kMaxChunks);
-  return fits ? int64_t(arg.number) : 0;
-}
-
 bool argsFit(const SplitMethod& method, const ast::Target& target) {
+  if ((method.name == "schedule") != target.path.loc.known()) return false;
   if (method.name == "interleaved") return chunksOf(target) >= 2;
   if (target.args.empty()) return true;
   if (method.name != "ring" || target.args.size() > 1) return false;
@@ -76,6 +68,16 @@ bool isZigzag(const ast::Target& target, const DimInfo& info) {
 }
 
 }  // namespace
+
+int64_t chunksOf(const ast::Target& target) {
+  if (target.method.text == "zero_bubble_v") return 2;
+  if (target.method.text != "interleaved") return 1;
+  if (target.args.size() != 1) return 0;
+  const ast::Expr& arg = *target.args.front();
+  bool fits = arg.kind == ast::ExprKind::Number && arg.isInteger && arg.number >= 2 &&
+              arg.number <= double(kMaxChunks);
+  return fits ? int64_t(arg.number) : 0;
+}
 
 void PlanChecker::check(const ast::Split& split, Loc) {
   std::vector<const ast::Target*> targets;
@@ -101,7 +103,7 @@ void PlanChecker::check(const ast::Split& split, Loc) {
     if (!isFirst) continue;
     for (const ast::Target* target : targets) checkSupport(dim, info, *target);
     if (info.uses & kIterations) {
-      checkStages(dim, info, targets);
+      addRepeat(dim, info, targets);
     } else {
       addCut(dim, info, targets);
       addSplits(dim, targets);
@@ -142,46 +144,11 @@ void PlanChecker::checkMethod(const ast::Ident& dim, const DimInfo& info,
     return;
   }
   if (!argsFit(*method, target))
-    diags_.report(target.args.empty() ? name.loc : target.args.front()->loc, Diag::MethodArgs,
-                  name.text, method->args.empty() ? llvm::StringRef("no arguments") : method->args);
-}
-
-void PlanChecker::checkStages(const ast::Ident& dim, const DimInfo& info,
-                              const std::vector<const ast::Target*>& targets) {
-  if (targets.empty()) return;
-  if (targets.size() > 1) {
-    diags_.report(targets[1]->axis.loc, Diag::RepeatAxes, dim.text, targets.size());
-    return;
-  }
-  const ast::Target& target = *targets.front();
-  int64_t chunks = chunksOf(target);
-  if (chunks == 0) return;
-  const PlanAxis& axis = *axisNamed(target.axis.text);
-  int64_t stages = saturatingMul(axis.size, chunks);
-  std::string places = std::to_string(stages);
-  if (chunks > 1) places += " (" + rankText(axis) + " with " + std::to_string(chunks) + " each)";
-  else if (axis.isFromOption) places += " (" + rankText(axis) + ")";
-  if (info.size < stages) {
-    std::string most = std::to_string(std::max<int64_t>(1, info.size / chunks));
-    Diagnostic& message = diags_.report(dim.loc, Diag::TooFewLayers, dim.text, info.size, places)
-                              .note(info.loc, Diag::DeclaredHere, dim.text);
-    message.suggest(info.size < chunks ? "use another method; each stage has at least 1 iteration"
-                                       : "use " + target.axis.text + " up to " + most +
-                                             "; each stage has at least 1 iteration");
-    return;
-  }
-  if (target.stages.empty()) return;
-  double sum = 0;
-  for (const ast::Quantity& stage : target.stages) {
-    if (!wholeNumber(stage, "stages", 1, info.size, diags_)) return;
-    sum += stage.value;
-  }
-  if (int64_t(target.stages.size()) != stages)
-    diags_.report(target.stages.front().loc, Diag::StageCount, target.stages.size(),
-                  target.axis.text, places);
-  else if (int64_t(sum) != info.size)
-    diags_.report(target.stages.front().loc, Diag::StageSum, int64_t(sum), dim.text, info.size)
-        .note(info.loc, Diag::DeclaredHere, dim.text);
+    diags_.report(target.path.loc.known() ? target.path.loc
+                  : target.args.empty()   ? name.loc
+                                          : target.args.front()->loc,
+                  Diag::MethodArgs, name.text,
+                  method->args.empty() ? llvm::StringRef("no arguments") : method->args);
 }
 
 // What the language has and no pass makes yet.
@@ -189,12 +156,11 @@ void PlanChecker::checkSupport(const ast::Ident& dim, const DimInfo& info,
                                const ast::Target& target) {
   const PlanAxis& axis = *axisNamed(target.axis.text);
   const SplitMethod* given = findMethod(target.method.text);
-  if (!toCompile_ || axis.size == 1 || (given && !canSplit(*given, info))) return;
+  bool isRepeat = (info.uses & kIterations) != 0;
+  if (!toCompile_ || axis.size == 1 || isRepeat || (given && !canSplit(*given, info))) return;
   llvm::StringRef method = methodOf(target, info);
   std::string needs, help;
-  if (info.uses & kIterations) {
-    needs = "pipeline stages";
-  } else if (info.uses & kRouted) {
+  if (info.uses & kRouted) {
     needs = "experts on several ranks";
     help = "; or leave '" + dim.text + "' out of the split and split the experts' other dims";
   } else if (method == "ring" || method == "heads") {

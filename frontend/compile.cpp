@@ -35,6 +35,7 @@ static void setPlan(Module& module, const PlanSettings& settings) {
     if (axis.size > 1) module.grid.axes.push_back({axis.name, axis.size});
   module.splits = settings.splits;
   module.shards = settings.shards;
+  module.pipeline = settings.pipeline;
 }
 
 // Reports every error of a plan and its model; `toCompile`: also what this version can't compile.

@@ -400,7 +400,8 @@ void Lowering::lower(const ast::Repeat& repeat, Loc loc) {
     count = std::nullopt;
   }
   size_t outerDims = dims_.size();
-  declareDim(repeat.dim, count.value_or(1), true);
+  if (declareDim(repeat.dim, count.value_or(1), true))
+    noteRepeat(repeat.dim.text, count.value_or(1));
   if (builder_.block()->enclosing().size() >= kMaxNesting) {
     error(loc, Diag::TooDeep, kMaxNesting);
     dims_.resize(outerDims);

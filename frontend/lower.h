@@ -138,6 +138,7 @@ class Lowering {
   std::optional<Dim> dimNamed(const ast::Ident& ident);
   bool declareDim(const ast::Ident& name, int64_t size, bool isRepeat);
   void noteUse(llvm::StringRef dim, DimUse use);
+  void noteRepeat(llvm::StringRef dim, int64_t count);
   // The dims of a declaration; reports unknown and double ones (then nullopt). `open`: one unknown
   // name may stand for a dim that the value brings, and gets size 0.
   std::optional<llvm::SmallVector<Dim, 4>> resolveDims(llvm::ArrayRef<ast::Ident> dims,
@@ -216,6 +217,7 @@ class Lowering {
   const PlanSettings& settings_;
   const Scope& scope_;
   DimMap& allDims_;
+  size_t outerRepeats_ = 0;  // so far, those that stand in no other
   Diagnostics& diags_;
   Elem compute_, scalar_;  // of activations; of losses, gates, statistics and weights
   Builder builder_;

@@ -101,6 +101,17 @@ bool Lowering::declareDim(const ast::Ident& name, int64_t size, bool isRepeat) {
   return true;
 }
 
+void Lowering::noteRepeat(llvm::StringRef dim, int64_t count) {
+  DimInfo& info = allDims_.at(dim.str());
+  if (!builder_.block()->enclosing().empty()) {
+    info.isInner = true;
+    return;
+  }
+  if (info.iterations == 0) info.order = outerRepeats_;
+  info.iterations += count;
+  ++outerRepeats_;
+}
+
 void Lowering::noteUse(llvm::StringRef dim, DimUse use) {
   if (auto at = allDims_.find(dim.str()); at != allDims_.end()) at->second.uses |= use;
 }

@@ -587,10 +587,15 @@ class AstBuilder {
 
   // ---- Declarations
 
-  ast::Import importItem(PlanParser::ImportItemContext* ctx) {
-    Token* token = ctx->STRING()->getSymbol();
+  ast::Ident string(antlr4::tree::TerminalNode* node) {
+    Token* token = node->getSymbol();
     llvm::StringRef text = diags_.source(file_);
-    return {loc(token), text.slice(token->getStartIndex() + 1, token->getStopIndex()).str()};
+    return {text.slice(token->getStartIndex() + 1, token->getStopIndex()).str(), loc(token)};
+  }
+
+  ast::Import importItem(PlanParser::ImportItemContext* ctx) {
+    ast::Ident path = string(ctx->STRING());
+    return {path.loc, path.text};
   }
 
   ast::Device device(PlanParser::DeviceContext* ctx) {
@@ -697,6 +702,7 @@ class AstBuilder {
       result.method = ident(c->ident());
       operators_ = 0;
       for (auto* e : c->expr()) result.args.push_back(expr(e));
+      if (c->STRING() != nullptr) result.path = string(c->STRING());
     }
     if (auto* c = ctx->scope())
       result.scope = c->ident() != nullptr ? ident(c->ident()) : ast::Ident{"across", loc(c)};

@@ -6,6 +6,7 @@
 
 #include "frontend/frontend.h"
 #include "frontend/parse.h"
+#include "frontend/read.h"
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/SmallString.h"
 #include "llvm/ADT/StringExtras.h"
@@ -23,20 +24,13 @@ const std::pair<llvm::StringRef, llvm::StringRef> kLibrary[] = {
 };
 
 // At most one byte more than the limit is read, whatever the file is.
-bool readBytes(llvm::StringRef path, std::string& text, std::string& problem) {
-  bool isStdin = path == "-";
-  std::FILE* in = isStdin ? stdin : std::fopen(path.str().c_str(), "rb");
-  if (in == nullptr) {
-    problem = std::strerror(errno);
-    return false;
-  }
+bool readBytes(std::FILE* in, std::string& text, std::string& problem) {
   char buffer[1 << 16];
   size_t got;
   while (text.size() <= kMaxFileBytes && (got = std::fread(buffer, 1, sizeof buffer, in)) > 0)
     text.append(buffer, got);
   bool failed = std::ferror(in) != 0;
   if (failed) problem = std::strerror(errno);
-  if (!isStdin) std::fclose(in);
   return !failed;
 }
 
@@ -47,7 +41,8 @@ class Reader {
 
   void readMain(llvm::StringRef path) {
     std::string text, problem;
-    if (!readBytes(path, text, problem)) {
+    bool isRead = path == "-" ? readBytes(stdin, text, problem) : readFile(path, text, problem);
+    if (!isRead) {
       uint32_t file = diags_.addFile(path, "");
       diags_.report({file, 0, 0, 1}, Diag::CannotRead, path, problem);
     } else if (path == "-") {
@@ -82,11 +77,7 @@ class Reader {
   void readImport(const ast::Import& import, llvm::StringRef importer) {
     llvm::StringRef path = import.path;
     bool isLibrary = path.take_front(4) == "std/";
-    llvm::SmallString<256> full(path);
-    if (!isLibrary && !llvm::sys::path::is_absolute(path)) {
-      full = llvm::sys::path::parent_path(importer);
-      llvm::sys::path::append(full, path);
-    }
+    std::string full = isLibrary ? path.str() : pathBeside(importer, path);
     std::string key = isLibrary ? path.str() : realPath(full);
     if (llvm::is_contained(done_, key)) return;
     if (auto at = llvm::find(open_, key); at != open_.end()) {
@@ -109,7 +100,7 @@ class Reader {
         return;
       }
       text = entry->second.str();
-    } else if (!readBytes(full, text, problem)) {
+    } else if (!readFile(full, text, problem)) {
       diags_.report(import.loc, Diag::CannotRead, path, problem);
       return;
     }
@@ -130,6 +121,24 @@ class Reader {
 };
 
 }  // namespace
+
+std::string pathBeside(llvm::StringRef file, llvm::StringRef path) {
+  llvm::SmallString<256> full;
+  if (!llvm::sys::path::is_absolute(path)) full = llvm::sys::path::parent_path(file);
+  llvm::sys::path::append(full, path);
+  return full.str().str();
+}
+
+bool readFile(llvm::StringRef path, std::string& text, std::string& problem) {
+  std::FILE* in = std::fopen(path.str().c_str(), "rb");
+  if (in == nullptr) {
+    problem = std::strerror(errno);
+    return false;
+  }
+  bool good = readBytes(in, text, problem);
+  std::fclose(in);
+  return good;
+}
 
 std::vector<std::unique_ptr<ast::File>> readPlan(llvm::StringRef path, Diagnostics& diags) {
   Reader reader(diags);

@@ -85,7 +85,8 @@ split : 'split' ident (',' ident)* 'over' target (',' target)* ;
 target : ident ('by' method scope?)? ('stages' quantity+)?
        | method scope
        ;
-method : ident ('(' (expr (',' expr)*)? ')')? ;
+// gather     ring(zigzag)     schedule("my.schedule")
+method : ident ('(' (STRING | (expr (',' expr)*)?) ')')? ;
 scope : 'within' ident | 'across' ;
 shard : 'shard' ident (',' ident)* 'over' ident (',' ident)* ;  // shard optimizer over data
 place : 'place' ident (',' ident)* 'within' ident ;             // place tensor within node

@@ -167,7 +167,8 @@ llvm::Error checkTasks(const PipeSchedule& schedule, const StageNames& stageName
         return wrong("chunk " + llvm::Twine(task.chunk) + " is on " + stageName(owner));
       bool isApart = task.work == Work::InputGradient || task.work == Work::WeightGradient;
       if (split ? task.work == Work::Backward : isApart)
-        return wrong("a schedule has both gradients at once (B) or apart (I, then W), not both ways");
+        return wrong(
+            "a schedule has both gradients at once (B) or apart (I, then W), not both ways");
       uint8_t& bits = seen[task.chunk * microbatches + task.microbatch];
       if (bits & bit(task.work)) return wrong("it stands there twice");
       bits |= bit(task.work);
@@ -212,7 +213,8 @@ llvm::Error checkSchedule(const PipeSchedule& schedule, const StageNames& stageN
   bool hasStages = schedule.stages >= 1 && schedule.tasks.size() == size_t(schedule.stages);
   for (int stage : schedule.stageOf) hasStages &= stage >= 0 && stage < schedule.stages;
   if (!hasStages || schedule.stageOf.empty() || schedule.microbatches < 1)
-    return broken("a schedule has at least one stage, chunk and microbatch, and a list for each stage");
+    return broken(
+        "a schedule has at least one stage, chunk and microbatch, and a list for each stage");
   if (schedule.microbatches > kMaxTasks / (2 * schedule.chunks()))
     return broken(llvm::Twine(schedule.chunks()) + " chunks and " +
                   llvm::Twine(schedule.microbatches) + " microbatches are more than " +

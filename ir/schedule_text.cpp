@@ -68,8 +68,9 @@ llvm::Expected<PipeSchedule> parseSchedule(llvm::StringRef text, int stages, int
       };
       std::optional<Task> task = readTask(word);
       if (!task)
-        return wrong("a task is F, B, I or W, the microbatch and, where a stage holds several "
-                     "chunks, '.' and the chunk: F0 or F0.3");
+        return wrong(
+            "a task is F, B, I or W, the microbatch and, where a stage holds several "
+            "chunks, '.' and the chunk: F0 or F0.3");
       if (task->chunk < 0 && chunks > 1)
         return wrong("it lacks its chunk; each stage holds " + llvm::Twine(chunks));
       if (task->chunk < 0) task->chunk = stage;

@@ -138,8 +138,7 @@ PipeSchedule greedyV(PipeSchedule schedule) {
     for (int stage = 0; stage < stages; ++stage) {
       int down = stage, up = chunks - 1 - stage;
       auto has = [&](Work work, int chunk) {
-        if (work == Work::Forward)
-          return f[chunk] < (chunk == 0 ? microbatches : f[chunk - 1]);
+        if (work == Work::Forward) return f[chunk] < (chunk == 0 ? microbatches : f[chunk - 1]);
         if (work == Work::InputGradient)
           return b[chunk] < (chunk + 1 == chunks ? f[chunk] : std::min(f[chunk], b[chunk + 1]));
         return weights[chunk] < b[chunk];
@@ -239,14 +238,14 @@ llvm::Expected<PipeSchedule> makeSchedule(llvm::StringRef name, int stages, int 
   if (chunks < rule->leastChunks || chunks > rule->mostChunks)
     return refuse(name + " needs " + (rule->leastChunks == rule->mostChunks ? "" : "at least ") +
                   llvm::Twine(rule->leastChunks) + (rule->leastChunks == 1 ? " chunk" : " chunks") +
-                  " on each stage, not " +
-                  llvm::Twine(chunks));
+                  " on each stage, not " + llvm::Twine(chunks));
   // Rules work through a group of `stages` microbatches even where fewer are left.
   int64_t tasks = saturatingMul(3, saturatingMul(stages, chunks));
   if (saturatingMul(tasks, std::max<int64_t>(stages, microbatches)) > kMaxTasks)
     return refuse(name + " with " + llvm::Twine(stages) + " stages, " + llvm::Twine(chunks) +
                   (chunks == 1 ? " chunk" : " chunks") + " on each and " +
-                  llvm::Twine(microbatches) + " microbatches has more than " +
+                  llvm::Twine(microbatches) +
+                  (microbatches == 1 ? " microbatch" : " microbatches") + " has more than " +
                   llvm::Twine(kMaxTasks) + " tasks");
   PipeSchedule schedule = rule->make(stages, chunks, microbatches);
   if (llvm::Error error = checkSchedule(schedule)) return error;

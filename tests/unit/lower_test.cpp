@@ -392,6 +392,57 @@ TEST(Lower, SplitPlaces) {
   EXPECT_EQ(module->splits[1].loc.column, 14u);
 }
 
+// What a module holds of a plan's pipeline: dims in the model's order, whatever the plan's.
+TEST(Lower, Pipelines) {
+  const std::string body =
+      "repeat first = 2 { x = silu(x) }\n"
+      "repeat layer = 3 { x = silu(x) }\nrepeat layer = 1 { x = silu(x) }\n"
+      "repeat last = 2 { repeat inner = 2 { x = silu(x) } }\n";
+  auto pipeline = [&](const std::string& split,
+                      std::vector<std::pair<std::string, std::string>> grid = {}) {
+    CompileOptions options;
+    options.grid = std::move(grid);
+    auto module =
+        lowerText(modelText(body, "grid data 1, pipe 2\nmicrobatches 2\n" + split + "\n"), options);
+    return module ? module->pipeline : Pipeline();
+  };
+  Pipeline plain = pipeline("split layer over pipe");
+  EXPECT_EQ(plain.axis, "pipe");
+  EXPECT_EQ(plain.dims, Words{"layer"});
+  EXPECT_EQ(plain.schedule, "one_f_one_b");
+  EXPECT_EQ(plain.chunks, 1);
+  EXPECT_TRUE(plain.counts.empty());
+  EXPECT_EQ(plain.loc.column, 7u);
+
+  Pipeline all = pipeline("split last, layer, first over pipe by interleaved(2) stages 2 2 2 2");
+  EXPECT_EQ(all.dims, (Words{"first", "layer", "last"}));
+  EXPECT_EQ(all.schedule, "interleaved");
+  EXPECT_EQ(all.chunks, 2);
+  EXPECT_EQ(all.counts, (std::vector<int64_t>{2, 2, 2, 2}));
+
+  EXPECT_EQ(pipeline("split layer over pipe by zero_bubble_v").chunks, 2);
+  EXPECT_EQ(pipeline("split layer over pipe", {{"pipe", "1"}}).axis, "");
+  EXPECT_EQ(pipeline("split layer over data", {{"pipe", "1"}, {"data", "4"}}).axis, "data");
+  EXPECT_EQ(pipeline("split layer over data").axis, "");
+}
+
+// A schedule of the user's own lies beside the plan; the module has its tasks without comments.
+TEST(Lower, PipelineByFile) {
+  Diagnostics diags;
+  std::string path = PLANC_SOURCE_DIR "/tests/frontend/errors/none.plan";
+  for (auto [name, chunks, order] : {std::tuple("two", 1, "F0 F1 B0 B1\nF0 B0 F1 B1\n"),
+                                     {"v", 2, "F0.0 F0.3 B0.3 B0.0\nF0.1 F0.2 B0.2 B0.1\n"}}) {
+    std::string plan = std::string("grid pipe 2\nmicrobatches ") + (chunks == 1 ? "2" : "1") +
+                       "\nsplit layer over pipe by schedule(\"parts/" + name + ".schedule\")\n";
+    auto files = readPlanText(path, modelText("repeat layer = 4 { x = silu(x) }\n", plan), diags);
+    auto module = compilePlan(files, {}, diags);
+    ASSERT_TRUE(module) << messages(diags);
+    EXPECT_EQ(module->pipeline.schedule, std::string("parts/") + name + ".schedule");
+    EXPECT_EQ(module->pipeline.chunks, chunks);
+    EXPECT_EQ(module->pipeline.order, order);
+  }
+}
+
 // The plan files that are shipped compile or, where they need what this version can't compile, are
 // found right.
 TEST(Lower, ShippedPlans) {

@@ -219,7 +219,8 @@ int shortest(const std::vector<int>& stageOf, int stages, int microbatches) {
 }
 
 TEST(Schedule, NoOrderIsShorter) {
-  for (auto [p, m] : {std::pair(1, 2), {2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {3, 3}, {4, 1}, {4, 2}}) {
+  for (auto [p, m] :
+       {std::pair(1, 2), {2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {3, 3}, {4, 1}, {4, 2}}) {
     SCOPED_TRACE(std::to_string(p) + " stages, " + std::to_string(m));
     for (llvm::StringRef name : {"zero_bubble", "zero_bubble_v"}) {
       if (name == "zero_bubble_v" && p * m > 8) continue;  // too many orders
@@ -244,8 +245,7 @@ TEST(Schedule, EachChunksMicrobatchesComeInOrder) {
 
 TEST(Schedule, WhatMakeScheduleRefuses) {
   EXPECT_EQ(errorOf(makeSchedule("none", 4, 1, 8)), "there is no schedule 'none'");
-  EXPECT_EQ(errorOf(makeSchedule("gpipe", 4, 2, 8)),
-            "gpipe needs 1 chunk on each stage, not 2");
+  EXPECT_EQ(errorOf(makeSchedule("gpipe", 4, 2, 8)), "gpipe needs 1 chunk on each stage, not 2");
   EXPECT_EQ(errorOf(makeSchedule("interleaved", 4, 1, 8)),
             "interleaved needs at least 2 chunks on each stage, not 1");
   EXPECT_EQ(errorOf(makeSchedule("gpipe", 4, 1, 0)),
@@ -304,8 +304,9 @@ TEST(ScheduleMutants, BackwardBothWays) {
 TEST(ScheduleMutants, BeforeItsOwnForward) {
   PipeSchedule schedule = small();
   std::swap(schedule.tasks[1][0], schedule.tasks[1][1]);
-  EXPECT_EQ(errorOf(checkSchedule(schedule)),
-            "no stage can go on: stage 1 stands at 'B0' and waits for 'F0', which comes later there");
+  EXPECT_EQ(
+      errorOf(checkSchedule(schedule)),
+      "no stage can go on: stage 1 stands at 'B0' and waits for 'F0', which comes later there");
 }
 
 TEST(ScheduleMutants, WeightGradientBeforeTheInputs) {
@@ -319,10 +320,10 @@ TEST(ScheduleMutants, WeightGradientBeforeTheInputs) {
 TEST(ScheduleMutants, StagesWaitForEachOther) {
   PipeSchedule schedule = small();
   // Stage 0 wants a gradient before it has sent what stage 1 does first.
-  schedule.tasks[0] = {{Work::Forward, 0, 0}, {Work::Backward, 0, 0}, {Work::Forward, 0, 1},
-                       {Work::Backward, 0, 1}};
-  schedule.tasks[1] = {{Work::Forward, 1, 1}, {Work::Backward, 1, 1}, {Work::Forward, 1, 0},
-                       {Work::Backward, 1, 0}};
+  schedule.tasks[0] = {
+      {Work::Forward, 0, 0}, {Work::Backward, 0, 0}, {Work::Forward, 0, 1}, {Work::Backward, 0, 1}};
+  schedule.tasks[1] = {
+      {Work::Forward, 1, 1}, {Work::Backward, 1, 1}, {Work::Forward, 1, 0}, {Work::Backward, 1, 0}};
   EXPECT_EQ(errorOf(checkSchedule(schedule)),
             "no stage can go on: stage 0 stands at 'B0' and waits for 'B0' of stage 1; "
             "stage 1 stands at 'F1' and waits for 'F1' of stage 0");
@@ -388,8 +389,9 @@ TEST(ScheduleText, Errors) {
             "no line has tasks of chunk 1, and line 2 has some of chunk 2");
   EXPECT_EQ(error("F0.0 F0.1\nF0.2", 0), "line 2 has tasks of 1 chunks, and each stage holds 2");
   EXPECT_EQ(error("#\nF0 B0\nF0"), "line 3 lacks 'B0'");
-  EXPECT_EQ(error("F0 B0\nB0 F0"),
-            "no stage can go on: line 2 stands at 'B0' and waits for 'F0', which comes later there");
+  EXPECT_EQ(
+      error("F0 B0\nB0 F0"),
+      "no stage can go on: line 2 stands at 'B0' and waits for 'F0', which comes later there");
 }
 
 // ---- Programs
