@@ -186,6 +186,8 @@ struct Variable {
 
   // The type of one slice: without the stack dims that `enclosing` lists.
   Type slice(llvm::ArrayRef<std::string> enclosing) const;
+  // Its stack's dims, with their sizes.
+  std::vector<Dim> stackDims() const { return {type.dims.begin(), type.dims.begin() + stack.size()}; }
   // The variable of the model that this is, or is a piece of: its name and, of all ranks and stages
   // together, its type.
   const std::string& wholeName() const { return piece ? piece->of : name; }

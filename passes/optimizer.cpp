@@ -169,18 +169,19 @@ void optimizer(Module& module, Diagnostics& diags) {
   };
   // An optimizer does not care about dims: whole stacks at once. Only where ranks hold pieces of the
   // state (`shard`) it goes slice by slice, so that a piece is in one place in memory.
-  std::vector<Words> stacks;
-  for (Variable* weight : weights) {
-    Words stack = module.shards.empty() ? Words() : weight->stack;
-    if (!llvm::is_contained(stacks, stack)) stacks.push_back(stack);
-  }
-  for (const Words& stack : stacks) {
+  auto stackOf = [&](const Variable* weight) {
+    return module.shards.empty() ? std::vector<Dim>() : weight->stackDims();
+  };
+  std::vector<std::vector<Dim>> stacks;
+  for (Variable* weight : weights)
+    if (auto stack = stackOf(weight); !llvm::is_contained(stacks, stack)) stacks.push_back(stack);
+  for (const std::vector<Dim>& stack : stacks) {
     Block* block = update->body.get();
     for (Variable* weight : weights) {
-      if ((module.shards.empty() ? Words() : weight->stack) != stack) continue;
+      if (stackOf(weight) != stack) continue;
       if (block == update->body.get())
-        for (const std::string& dim : stack)
-          block = Builder(block).repeat(dim, weight->type.size(dim), false, {})->body.get();
+        for (const Dim& dim : stack)
+          block = Builder(block).repeat(dim.name, dim.size, false, {})->body.get();
       Builder inner(block);
       updateWeight(inner, weight);
     }

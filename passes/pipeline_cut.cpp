@@ -136,7 +136,7 @@ void Cutter::connect() {
   }
 }
 
-// Which slots each chunk's backward reads at the top of the function: its forward saves them.
+// Which slots of values from outside repeats each chunk's backward reads: its forward saves them.
 std::vector<std::set<const Variable*>> slotsRead(const FunctionCut& cut, int chunks) {
   std::vector<std::set<const Variable*>> slots{size_t(chunks)};
   auto add = [&](const Value* value, int chunk) {
@@ -150,7 +150,13 @@ std::vector<std::set<const Variable*>> slotsRead(const FunctionCut& cut, int chu
     auto addAll = [&](const Value* value) { add(value, part.chunk); };
     for (const Op* op : part.ops)
       if (op->results().empty() || !isLocal(op->result())) forOperands(*op, *cut.function, addAll);
-    if (part.repeat) forOperands(*part.repeat, *cut.function, addAll);
+    if (!part.repeat) continue;
+    forOperands(*part.repeat, *cut.function, addAll);
+    walk(*part.repeat->body, [&](const Op* inner) {
+      bool isOuter = inner->kind == OpKind::Read && inner->var->kind == VarKind::Slot &&
+                     inner->var->stack.empty();
+      if (isOuter) slots[size_t(part.chunk)].insert(inner->var);
+    });
   }
   return slots;
 }

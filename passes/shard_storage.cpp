@@ -189,19 +189,19 @@ void Sharder::addReduce(const std::vector<std::pair<Variable*, Variable*>>& sums
   auto at = llvm::find_if(module_.schedule, [](const Call& c) { return c.function == "update"; });
   module_.schedule.insert(at, {"reduce", -1});
 
-  std::vector<Words> stacks{{}};
+  std::vector<std::vector<Dim>> stacks{{}};
   auto stackOf = [](Variable* sum, Variable* whole) {
-    return sum->type.dims == whole->type.dims ? Words() : sum->stack;
+    return sum->type.dims == whole->type.dims ? std::vector<Dim>() : sum->stackDims();
   };
   for (const auto& [sum, whole] : sums)
-    if (Words stack = stackOf(sum, whole); !llvm::is_contained(stacks, stack)) stacks.push_back(stack);
-  for (const Words& stack : stacks) {
+    if (auto stack = stackOf(sum, whole); !llvm::is_contained(stacks, stack)) stacks.push_back(stack);
+  for (const std::vector<Dim>& stack : stacks) {
     Block* block = function->body.get();
     for (const auto& [sum, whole] : sums) {
       if (stackOf(sum, whole) != stack) continue;
       if (block == function->body.get())
-        for (const std::string& dim : stack)
-          block = Builder(block).repeat(dim, sum->type.size(dim), false, {})->body.get();
+        for (const Dim& dim : stack)
+          block = Builder(block).repeat(dim.name, dim.size, false, {})->body.get();
       Builder builder(block);
       builder.loc = sum->loc;
       Value* total = reshard(builder.read(sum), whole->slice(block->enclosing()));

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compiles and verifies plans over pairs of options: for every two options, every pair of their values
-occurs in some plan. Usage: sweep.py PLANC PLANRUN [--sample K/N] [--only I] [--keep DIR] [--list]
-[--also-own].
+occurs in some plan. Usage: sweep.py PLANC PLANRUN [--table stages] [--sample K/N] [--only I]
+[--keep DIR] [--list] [--also-own].
 
 Each plan runs on all its ranks and its model on one (`planrun verify`, f64, 3 steps); with --also-own
-also in the plan's own precision. The plans follow from the tables below alone."""
+also in the plan's own precision. The plans follow from the tables below alone: `ranks` crosses what
+splits tensors, `stages` the pipeline with a few of each of those."""
 
 import argparse
 import itertools
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-OPTIONS = {
+RANKS = {
     "model": ["gpt2", "llama", "moe", "own"],
     "data": [1, 2, 3, 4, 8],
     "tensor": [1, 2, 3, 4, 6, 8],
@@ -30,11 +31,34 @@ OPTIONS = {
     "axes": ["plain", "swapped", "two"],  # order in the grid; batch over two axes
     "rate": [0, 0.1],              # dropout
 }
+STAGES = {
+    "model": ["gpt2", "llama", "moe", "own", "two", "skip"],
+    "pipe": [2, 1, 3, 4, 8],
+    "schedule": ["one_f_one_b", "gpipe", "interleaved(2)", "interleaved(3)", "zero_bubble",
+                 "zero_bubble_v"],
+    "microbatches": [4, 1, 2, 3, 5, 8, 16],
+    "layers": ["even", "uneven", "told"],  # as many a chunk, a few more, or as the plan says
+    "data": [1, 2],
+    "tensor": [1, 2],
+    "zero": [0, 1, 2, 3],
+    "gather": [False, True],
+    "tied": [False, True],
+    "recompute": ["none", "attend", "layer", "gather"],
+    "optimizer": ["adamw", "sgd"],
+    "axes": ["plain", "swapped"],
+    "rate": [0, 0.1],
+}
+TABLES = {"ranks": (RANKS, 200), "stages": (STAGES, 120)}  # and the least number of plans
 MOST_RANKS = 64
 
 
 def fits(case):
-    return case.get("data", 1) * case.get("tensor", 1) <= MOST_RANKS
+    if case.get("data", 1) * case.get("tensor", 1) > MOST_RANKS:
+        return False
+    # Interleaving wants whole rounds of microbatches.
+    if "interleaved" in case.get("schedule", "") and "pipe" in case and "microbatches" in case:
+        return case["pipe"] == 1 or case["microbatches"] % case["pipe"] == 0
+    return True
 
 
 def random(n):
@@ -45,14 +69,14 @@ def random(n):
     return n
 
 
-def cases():
+def cases(options, least):
     """A covering array for pairs: greedy, the same every time."""
-    names = list(OPTIONS)
+    names = list(options)
     wanted = {(a, x, b, y) for a, b in itertools.combinations(names, 2)
-              for x in OPTIONS[a] for y in OPTIONS[b] if fits({a: x, b: y})}
+              for x in options[a] for y in options[b] if fits({a: x, b: y})}
     pairs = sorted(wanted, key=str)
     made, number = [], 0
-    while wanted or len(made) < 200:
+    while wanted or len(made) < least:
         case, number = {}, number + 1
         if wanted:
             a, x, b, y = next(p for p in pairs if p in wanted)
@@ -61,7 +85,7 @@ def cases():
             if name in case:
                 continue
             best = None
-            values = OPTIONS[name]
+            values = options[name]
             chance = random(number * 64 + i)  # among equally good values
             for k in range(len(values)):
                 value = values[(k + chance) % len(values)]
@@ -72,7 +96,12 @@ def cases():
                            if (other, v, name, value) in wanted or (name, value, other, v) in wanted)
                 if best is None or gain > best[0]:
                     best = (gain, value)
+            if best is None:  # no value goes with the rest
+                break
             case[name] = best[1]
+        if len(case) < len(names):
+            wanted.discard(next(p for p in pairs if p in wanted))
+            continue
         for a, b in itertools.combinations(names, 2):
             wanted.discard((a, case[a], b, case[b]))
         made.append(case)
@@ -86,12 +115,26 @@ def lcm(*numbers):
     return result
 
 
+def chunks(case):
+    """Of the pipeline, and how many of them each stage holds."""
+    schedule = case.get("schedule", "")
+    each = 2 if schedule.endswith("_v") else int(schedule[12:-1]) if "(" in schedule else 1
+    return case.get("pipe", 1) * each
+
+
+def layers(case):
+    if "layers" not in case:
+        return 2
+    return max(2, chunks(case) + {"even": 0, "uneven": 1, "told": 2}[case["layers"]])
+
+
 def plan(case):
-    data, tensor, kv = case["data"], case["tensor"], case["kv"]
+    data, tensor, kv = case["data"], case["tensor"], case.get("kv", 0)
     if case["model"] == "gpt2":
         kv = 0
+    count = layers(case)
     heads = lcm(tensor, kv or 1, 2)
-    vocab = 8 * tensor if case["vocab"] == "even" else 8 * tensor + 5
+    vocab = 8 * tensor + (5 if case.get("vocab") == "odd" else 0)
     seq = tensor * (3 if tensor > 2 else 6)
     model, width = heads * 4, 4
     sizes = dict(batch=2 * data, seq=seq, vocab=vocab, model=model, head=heads, kv=kv or heads,
@@ -109,7 +152,7 @@ def plan(case):
     if case["model"] == "gpt2":
         body = common + f"""  weight positions [seq, model] init normal(0.1)
   x[batch, seq, model] = dropout(table[tokens] + positions, {rate})
-  repeat layer = 2 {{
+  repeat layer = {count} {{
     x = x + attention(layernorm(x), bias = true, rotary = false, rate = {rate})
     x = x + gelu_mlp(layernorm(x), rate = {rate})
   }}
@@ -118,7 +161,7 @@ def plan(case):
 """
     elif case["model"] == "llama":
         body = common + f"""  x[batch, seq, model] = table[tokens]
-  repeat layer = 2 {{
+  repeat layer = {count} {{
     x = x + attention(norm(x), rate = {rate})
     x = x + mlp(norm(x), rate = {rate})
   }}
@@ -127,11 +170,42 @@ def plan(case):
 """
     elif case["model"] == "moe":
         body = common.replace("dim kv", f"dim expert = 4, kv") + f"""  x[batch, seq, model] = dropout(table[tokens], {rate})
-  repeat layer = 2 {{
+  repeat layer = {count} {{
     x = x + attention(norm(x))
     x = x + moe(norm(x), top = 2, balance = 0.05)
   }}
   logits[batch, seq, vocab] = norm(x) @ {head}
+  loss cross_entropy(logits, targets)
+"""
+    elif case["model"] == "two":
+        # Dense layers, then experts; the first may end inside a stage.
+        body = common.replace("dim kv", f"dim expert = 4, kv") + f"""  x[batch, seq, model] = table[tokens]
+  repeat layer = {max(1, count // 3)} {{
+    x = x + attention(norm(x), rate = {rate})
+    x = x + mlp(norm(x))
+  }}
+  x = norm(x)
+  repeat layer = {count - max(1, count // 3)} {{
+    x = x + attention(norm(x))
+    x = x + moe(norm(x), top = 1, balance = 0.02, per = sequence)
+  }}
+  logits[batch, seq, vocab] = norm(x) @ {head}
+  loss cross_entropy(logits, targets)
+"""
+    elif case["model"] == "skip":
+        # The embedding goes to every layer and to the end, and all layers share a weight.
+        body = common + f"""  dim mixed = 6
+  weight into [model, mixed] init normal(0.1)
+  weight from [mixed, model] init normal(0.1)
+  weight how [model] init const(0.3)
+  x[batch, seq, model] = table[tokens]
+  y[batch, seq, model] = norm(x)
+  repeat layer = {count} {{
+    x = x + attention(norm(x), rate = {rate}) + y * how
+    s[batch, seq, mixed] = gelu(x @ into)
+    x = x + s @ from + mlp(norm(y))
+  }}
+  logits[batch, seq, vocab] = (norm(x) + y) @ {head}
   loss cross_entropy(logits, targets)
 """
     else:
@@ -141,7 +215,7 @@ def plan(case):
   weight back [ffn, model] init normal(0.2)
   weight gate [model] init const(0.5)
   x[batch, seq, model] = table[tokens]
-  repeat layer = 2 {{
+  repeat layer = {count} {{
     n[batch, seq, model] = norm(x)
     x = x + attention(n)
     m[batch, model] = mean(n, over = seq)
@@ -156,13 +230,15 @@ def plan(case):
 """
     grid = [("data", data), ("tensor", tensor)]
     batch_axes = "data"
+    if "pipe" in case:
+        grid.insert(1, ("pipe", case["pipe"]))
     if case["axes"] == "swapped":
         grid.reverse()
     if case["axes"] == "two" and data % 2 == 0:
         grid = [("outer", data // 2), ("tensor", tensor), ("inner", 2)]
         batch_axes = "outer, inner"
     split = ["head", "ffn", "vocab"]
-    if case["kv_named"] and sizes["kv"] % tensor == 0:
+    if case.get("kv_named") and sizes["kv"] % tensor == 0:
         split.insert(1, "kv")
     lines = ["  grid " + ", ".join(f"{a} {n}" for a, n in grid), f"  split batch over {batch_axes}",
              f"  split {', '.join(split)} over tensor"]
@@ -171,6 +247,13 @@ def plan(case):
     if case["zero"]:
         what = ["", "optimizer", "gradients", "weights"][case["zero"]]
         lines.append(f"  shard {what} over {batch_axes}")
+    if "pipe" in case:
+        told = ""
+        if case["layers"] == "told" and case["pipe"] > 1:
+            counts = [1] * chunks(case)
+            counts[0] += layers(case) - chunks(case)
+            told = " stages " + " ".join(str(n) for n in counts)
+        lines.append(f"  split layer over pipe by {case['schedule']}{told}")
     lines.append(f"  microbatches {case['microbatches']}")
     if case["recompute"] != "none":
         lines.append(f"  recompute {case['recompute']}")
@@ -197,6 +280,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("planc")
     parser.add_argument("planrun")
+    parser.add_argument("--table", choices=TABLES, default="ranks")
     parser.add_argument("--sample", default="0/1", help="K/N: cases K, K+N, ...")
     parser.add_argument("--only", type=int)
     parser.add_argument("--keep")
@@ -205,7 +289,7 @@ def main():
     arguments = parser.parse_args()
     first, step = (int(n) for n in arguments.sample.split("/"))
     failed = done = 0
-    all_cases = cases()
+    all_cases = cases(*TABLES[arguments.table])
     for number, case in enumerate(all_cases):
         if (number - first) % step if arguments.only is None else number != arguments.only:
             continue
