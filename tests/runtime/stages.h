@@ -256,6 +256,11 @@ class StageText {
     int part;
     int64_t microbatch;
   };
+  // Not all stages go forward in the same order; the first microbatch resets what is added up.
+  int64_t forwardAt(int stage, int64_t i) const {
+    bool isReversed = !layout_.oneForwardOneBackward && stage % 2 && i > 0;
+    return isReversed ? layout_.microbatches - i : i;
+  }
   std::vector<Task> tasks() const {
     std::vector<Task> list;
     int64_t m = layout_.microbatches;
@@ -275,12 +280,13 @@ class StageText {
     for (bool isForward : {true, false})
       for (int k = 0; k <= last(); ++k)
         for (int64_t i = 0; i < m; ++i)
-          if (int p = isForward ? k : last() - k; has(p)) list.push_back({isForward, p, i});
+          if (int p = isForward ? k : last() - k; has(p))
+            list.push_back({isForward, p, isForward ? forwardAt(stage_, i) : i});
     return list;
   }
 
-  // Receives are started as soon as their memory is free, the channels in another order on every
-  // other stage; sends are waited for when their memory is needed, or at the end.
+  // Receives are started as soon as their memory is free, in the sender's order of microbatches and
+  // with the channels in another order on every other stage; sends are waited for when their memory is needed, or at the end.
   void schedule() {
     auto call = [&](const std::string& phase, const std::string& name, int p, int64_t m) {
       line(phase + " @" + name + part(p) + "(" + std::to_string(m) + ")");
@@ -295,7 +301,9 @@ class StageText {
     if (stage_ % 2) std::reverse(receives.begin(), receives.end());
     int64_t flights = layout_.flights(), m = layout_.microbatches;
     for (const auto& [name, p] : receives)
-      for (int64_t i = 0; i < std::min(flights, m); ++i) call("start", name, p, i);
+      for (int64_t i = 0; i < std::min(flights, m); ++i)
+        call("start", name, p,
+             name == "receive.x" ? forwardAt(layout_.stageOf[size_t(p - 1)], i) : i);
     std::vector<std::pair<std::string, std::pair<int, int64_t>>> open;
     for (const Task& task : tasks()) {
       int from = task.isForward ? task.part - 1 : task.part + 1;
