@@ -35,7 +35,7 @@ Variable* Stage::variable(const Variable& var, int chunk) {
     int64_t all = cut_.repeats[size_t(repeat->second)].count;
     made.type.dims.front().size = to - from;
     bool isPart = to - from != all || made.name != var.name;
-    if (isPart && var.kind != VarKind::Slot) made.piece = Piece{var.name, from, all};
+    if (isPart) made.piece = Piece{var.name, from, all};
   } else {
     made.tied = cut_.isHeldBefore(var, number_, schedule_);
   }
