@@ -231,6 +231,7 @@ class Verifier : public Verification {
     std::map<std::string, std::vector<const Variable*>> vars;  // by the name in the model
   };
 
+  std::string nameInModel(const Variable& var) const;
   void setInputs(int64_t step);
   llvm::Error runModel(bool updates, int64_t step);
   void measure(Moment moment, int64_t step, int64_t microbatch = -1);
@@ -251,6 +252,13 @@ class Verifier : public Verification {
   std::map<std::pair<const Variable*, int64_t>, std::vector<std::byte>> activations_;
   std::mutex mutex_;
 };
+
+// A stage that holds several parts of the model numbers what each of them saves: `norm.3`.
+std::string Verifier::nameInModel(const Variable& var) const {
+  const std::string& name = var.wholeName();
+  if (var.kind != VarKind::Slot || one_->program().findVar(name)) return name;
+  return llvm::StringRef(name).rsplit('.').first.str();
+}
 
 // Tokens by chance; of the targets some are left out, more towards a sequence's end and in later
 // samples, so that ranks have different numbers of them.
@@ -448,7 +456,7 @@ llvm::Error Verifier::run(const Roles& roles, Communicator& comm) {
   if (!session) return session.takeError();
   if (llvm::Error error = (*session)->initialise(kJitter)) return error;
   Mine mine{program, **session, here, {}};
-  for (const auto& var : program.vars) mine.vars[var->wholeName()].push_back(var.get());
+  for (const auto& var : program.vars) mine.vars[nameInModel(*var)].push_back(var.get());
   // The model's side, while the other ranks wait.
   auto asOne = [&](auto&& body) -> llvm::Error {
     if (llvm::Error error = comm.barrier(comm.world(), {"verify"})) return error;
