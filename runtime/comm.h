@@ -74,7 +74,7 @@ struct Site {
   std::string op = {};      // `all_reduce`, as IR text has it
   std::string tensor = {};  // its name in the plan
   std::string place = {};   // file:line of the plan
-  std::string stage = {};   // `pipe 2`: whose program, where ranks have different ones
+  std::string stage = {};   // the communicator's: see setStage
   int64_t number = 0;       // of the operation in the rank's program
 };
 
@@ -109,6 +109,8 @@ class Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // Whose program this rank runs, where ranks have different ones: `pipe 2`. For people.
+  void setStage(std::string stage) { stage_ = std::move(stage); }
   virtual Group& world() = 0;
   // The group of these ranks, the own one among them. All members make it, in the same order as
   // other groups; each call makes a new one, whose messages are ordered apart.
@@ -138,7 +140,10 @@ class Communicator {
   virtual Ticket begin(Group& group, const Message& message, const Site& site) = 0;
 
  private:
+  Ticket enter(Group& group, const Message& message, Site site);
+
   int rank_, size_;
+  std::string stage_;
   int64_t bytesSent_ = 0;
 };
 

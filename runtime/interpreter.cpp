@@ -57,8 +57,10 @@ Interpreter::Interpreter(const Module& program, Device& device, Communicator* co
       device_(device),
       comm_(comm),
       here_(program.grid, comm == nullptr ? 0 : comm->rank()) {
+  std::string stage;
   for (const auto& [axis, at] : program.where)
-    stage_ += (stage_.empty() ? "" : ", ") + axis + " " + std::to_string(at);
+    stage += (stage.empty() ? "" : ", ") + axis + " " + std::to_string(at);
+  if (comm != nullptr) comm->setStage(stage);
 }
 
 llvm::Error Interpreter::check(const Module& program, const Communicator& comm) {
@@ -223,10 +225,7 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
 llvm::Expected<std::unique_ptr<Exchange>> Interpreter::prepareExchange(const Op& op,
                                                                        llvm::StringRef name) {
   if (comm_ == nullptr) return broken("'" + op.info().text + "' needs other ranks");
-  Site site{.op = op.info().text.str(),
-            .tensor = name.str(),
-            .stage = stage_,
-            .number = ++exchanges_};
+  Site site{.op = op.info().text.str(), .tensor = name.str(), .number = ++exchanges_};
   if (op.loc.known() && op.loc.file < program_.files.size())
     site.place = program_.files[op.loc.file] + ":" + std::to_string(op.loc.line);
   return Exchange::create(op, program_.grid, *comm_, *groups_.at(groupOf(op)), device_,

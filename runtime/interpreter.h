@@ -119,7 +119,6 @@ class Interpreter {
   Device& device_;
   Communicator* comm_;
   const Coordinates here_;
-  std::string stage_;  // for messages between people
   std::map<GroupKey, Group*> groups_;
   int64_t exchanges_ = 0;  // prepared
   std::vector<Started> started_;

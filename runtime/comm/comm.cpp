@@ -44,12 +44,17 @@ Group::Group(llvm::ArrayRef<int> members, int rank)
 
 Ticket Communicator::start(Group& group, const Message& message, const Site& site) {
   bytesSent_ += bytesSentBy(group, message);
+  return enter(group, message, site);
+}
+
+Ticket Communicator::enter(Group& group, const Message& message, Site site) {
+  site.stage = stage_;
   return begin(group, message, site);
 }
 
 llvm::Error Communicator::barrier(Group& group, const Site& site) {
   int32_t present = 1;
-  return wait(begin(group,
+  return wait(enter(group,
                     {.kind = Collective::AllReduce,
                      .elem = Elem::I32,
                      .reduction = Reduction::Max,
@@ -68,7 +73,7 @@ llvm::Error Communicator::agree(llvm::Error mine) {
   if (size() == 1) return text.empty() ? llvm::Error::success() : failed(text);
   // The longest error's length, in the elements that carry it.
   int32_t length = int32_t((text.size() + sizeof(int32_t) - 1) / sizeof(int32_t));
-  Ticket lengths = begin(world(),
+  Ticket lengths = enter(world(),
                          {.kind = Collective::AllReduce,
                           .elem = Elem::I32,
                           .reduction = Reduction::Max,
@@ -80,7 +85,7 @@ llvm::Error Communicator::agree(llvm::Error mine) {
   if (length == 0) return llvm::Error::success();
   std::vector<int32_t> own(size_t(length), 0), all(size_t(length) * size_t(size()));
   std::memcpy(own.data(), text.data(), text.size());
-  Ticket texts = begin(world(),
+  Ticket texts = enter(world(),
                        {.kind = Collective::AllGather,
                         .elem = Elem::I32,
                         .send = own.data(),

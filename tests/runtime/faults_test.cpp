@@ -13,18 +13,8 @@ struct Said {
   double seconds;
 };
 
-// `planrun run` with options on a plan of which rank 2 of 4 has a program of its own.
-Said runSpoiled(const test::Spoil& spoil, const std::string& options) {
-  auto program = test::compileText(
-      test::planOf("dense(layers = 2, vocab = 256)",
-                   "grid data 2, tensor 2\n" + test::kSequence + "microbatches 2\n"));
-  Planx planx;
-  planx.model = cloneModule(*program);
-  test::runAll(*program);
-  planx.roles.push_back(cloneModule(*program));
-  planx.roles[0]->where = {{"data", 1}, {"tensor", 0}};
-  spoil(*planx.roles[0]);
-  planx.roles.push_back(std::move(program));
+// `planrun run` with options.
+Said runPlanx(const Planx& planx, const std::string& options) {
   std::string path = ::testing::TempDir() + "faults-" + std::to_string(::getpid()) + ".planx";
   {
     std::error_code error;
@@ -41,6 +31,33 @@ Said runSpoiled(const test::Spoil& spoil, const std::string& options) {
   said.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::remove(path.c_str());
   return said;
+}
+
+// On a plan of which rank 2 of 4 has a program of its own.
+Said runSpoiled(const test::Spoil& spoil, const std::string& options) {
+  auto program = test::compileText(
+      test::planOf("dense(layers = 2, vocab = 256)",
+                   "grid data 2, tensor 2\n" + test::kSequence + "microbatches 2\n"));
+  Planx planx;
+  planx.model = cloneModule(*program);
+  test::runAll(*program);
+  planx.roles.push_back(cloneModule(*program));
+  planx.roles[0]->where = {{"data", 1}, {"tensor", 0}};
+  spoil(*planx.roles[0]);
+  planx.roles.push_back(std::move(program));
+  return runPlanx(planx, options);
+}
+
+// On stages of which the second has a program of its own.
+Said runSpoiledStage(const test::Spoil& spoil, const std::string& options) {
+  Planx planx;
+  planx.model = test::compileText(
+      test::planOf("dense(layers = 2, vocab = 256)",
+                   "grid pipe 2\nsplit layer over pipe by one_f_one_b\nmicrobatches 4\n"));
+  planx.roles.push_back(cloneModule(*planx.model));
+  test::runAll(planx.roles);
+  spoil(*planx.roles[1]);
+  return runPlanx(planx, options);
 }
 
 void expectParts(const std::string& text, const std::vector<std::string>& parts) {
@@ -95,6 +112,32 @@ TEST(Cases, C35OneRankDoesOtherwise) {
     EXPECT_EQ(proof.text.find("tokens/s"), std::string::npos) << "it ran: " << proof.text;
     Said run = runSpoiled(fault.spoil, "--no-check --timeout 2");
     expectParts(run.text, {"exit 1\n", "rank 2", "plan line", ".plan:"});
+    EXPECT_LT(run.seconds, 10);
+  }
+}
+
+void dropMessage(Module& module, llvm::StringRef word) {
+  llvm::erase_if(module.schedule, [&](const Call& call) {
+    return call.microbatch == 3 && llvm::StringRef(call.function).startswith(word);
+  });
+}
+void sendOneLess(Module& module) { dropMessage(module, "send"); }
+void receiveOneLess(Module& module) { dropMessage(module, "receive"); }
+void leaveOutTheReduction(Module& module) {
+  llvm::erase_if(module.schedule, [](const Call& call) { return call.function == "reduce"; });
+}
+
+// So with stages: the table says which stage waits for which.
+TEST(Cases, C35OneStageDoesOtherwise) {
+  for (const Fault& fault :
+       {Fault{"a message not sent", sendOneLess}, Fault{"a message not received", receiveOneLess},
+        Fault{"no reduction", leaveOutTheReduction}}) {
+    SCOPED_TRACE(fault.name);
+    Said proof = runSpoiledStage(fault.spoil, "");
+    expectParts(proof.text, {"exit 1\n", "rank 1 (pipe 1)"});
+    EXPECT_EQ(proof.text.find("tokens/s"), std::string::npos) << "it ran: " << proof.text;
+    Said run = runSpoiledStage(fault.spoil, "--no-check --timeout 2");
+    expectParts(run.text, {"exit 1\n", "on pipe ", "plan line", "0 (pipe 0)", "1 (pipe 1)"});
     EXPECT_LT(run.seconds, 10);
   }
 }
