@@ -68,7 +68,7 @@ class Interpreter {
     std::vector<Pointer> operands, results;
     std::vector<Copy> copies;       // repeat: initial values; others: what moves
     std::vector<Instruction> body;  // repeat
-    int64_t first = 0, count = 0;   // repeat; `first`: see docs/ir.md
+    int64_t first = 0, count = 0;   // repeat: its first iteration's number in the whole model
     bool reverse = false;
     unsigned depth = 0;
   };

@@ -108,7 +108,7 @@ TEST(Cases, C35OneRankDoesOtherwise) {
         Fault{"no update", leaveOutTheUpdate}}) {
     SCOPED_TRACE(fault.name);
     Said proof = runSpoiled(fault.spoil, "");
-    expectParts(proof.text, {"exit 1\n", "rank 2 (data 1, tensor 0)", "all_", ".plan:"});
+    expectParts(proof.text, {"exit 1\n", "rank 2 (data 1, tensor 0)", "\n    %", ".plan:"});
     EXPECT_EQ(proof.text.find("tokens/s"), std::string::npos) << "it ran: " << proof.text;
     Said run = runSpoiled(fault.spoil, "--no-check --timeout 2");
     expectParts(run.text, {"exit 1\n", "rank 2", "plan line", ".plan:"});
