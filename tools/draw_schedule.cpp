@@ -50,12 +50,15 @@ class TextDrawing {
       : schedule_(schedule), timeline_(timeline), costs_(costs) {
     auto [least, most] = extremes(schedule, costs);
     double cell = double(longestLabel(schedule) + 1);
+    cell_ = int64_t(cell);
     scale_ = std::min(cell / least, cell * kMostCells / most);
     prefix_ = std::to_string(schedule.stages - 1).size() + 8;  // `stage 3 |`
   }
 
   std::string draw() {
+    // Whole shortest tasks in a section, so that their labels are not cut.
     int64_t total = column(timeline_.length), width = int64_t(kDrawColumns - prefix_);
+    width = std::max(width / cell_, int64_t{1}) * cell_;
     int64_t sections = std::max<int64_t>(1, (total + width - 1) / width);
     for (int64_t i = 0; i < sections; ++i) {
       if (i > 0) out_ += '\n';
@@ -111,6 +114,7 @@ class TextDrawing {
   const Timeline& timeline_;
   const WorkCosts& costs_;
   double scale_;  // columns a unit of time
+  int64_t cell_;  // columns of a label and what sets it off
   size_t prefix_;
   std::string out_;
 };
@@ -137,7 +141,7 @@ class Picture {
   Picture(const PipeSchedule& schedule, const Timeline& timeline, const WorkCosts& costs)
       : schedule_(schedule), timeline_(timeline), costs_(costs), out_(text_) {
     auto [least, most] = extremes(schedule, costs);
-    double label = double(longestLabel(schedule)) * kLetter + 4;
+    double label = double(longestLabel(schedule)) * kLetter + 8;
     // Labels fit where that makes no more than a few screens' width.
     scale_ = std::clamp(label / least, 6 / least, std::max(6 / least, 4000 / timeline.length));
     place_.resize(schedule.chunks());

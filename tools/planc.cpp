@@ -312,7 +312,7 @@ Exit drawProgram(const Planx& planx) {
   std::optional<WorkCosts> costs = readCosts(costsText);
   if (!costs) return fail(kTool, kCostsRule, kUsage);
   std::optional<Stages> stages = stagesOf(planx);
-  if (!stages) return fail(kTool, "'" + input + "' has no pipeline");
+  if (!stages) return fail(kTool, "'" + input + "' has no pipeline whose schedule could be drawn");
   llvm::outs() << showSchedule(*stages, *costs);
   if (picture.empty()) return kYes;
   size_t tasks = 0;
