@@ -52,8 +52,7 @@ cl::opt<std::string> planName("plan", cl::desc("Which plan of the file"), cl::va
                               cl::sub(explainCommand));
 cl::list<std::string> grid("grid", cl::CommaSeparated, cl::desc("Override the grid's axes"),
                            cl::value_desc("AXIS=SIZE,..."), cl::cat(category),
-                           cl::sub(compileCommand), cl::sub(checkCommand),
-                           cl::sub(explainCommand));
+                           cl::sub(compileCommand), cl::sub(checkCommand), cl::sub(explainCommand));
 cl::list<std::string> passNames(
     "passes", cl::CommaSeparated,
     cl::desc("Run these passes instead of all; without `emit` the IR is printed"),
@@ -81,8 +80,9 @@ cl::opt<long long> dumpRank("rank", cl::init(0), cl::desc("Which rank's program"
                             cl::value_desc("R"), cl::cat(category), cl::sub(dumpCommand));
 cl::opt<bool> dumpSchedule("schedule", cl::desc("What each stage of a pipeline does over time"),
                            cl::cat(category), cl::sub(dumpCommand));
-cl::opt<std::string> picture("svg", cl::desc("Also write the schedule as a picture"),
-                             cl::value_desc("FILE"), cl::cat(category), cl::sub(dumpCommand));
+cl::opt<std::string> picture(
+    "svg", cl::desc("Also write the schedule as a picture; - is standard output, and only it"),
+    cl::value_desc("FILE"), cl::cat(category), cl::sub(dumpCommand));
 cl::opt<std::string> costsText(
     "costs", cl::init("1,1,1"),
     cl::desc("Times of a chunk's forward, input gradient and weight gradient (default 1,1,1)"),
@@ -99,8 +99,7 @@ cl::opt<bool> markdown("markdown", cl::desc("As a page of docs/"), cl::cat(categ
                        cl::sub(passesCommand), cl::sub(opsCommand));
 
 constexpr llvm::StringLiteral kTool = "planc";
-constexpr llvm::StringLiteral kCostsRule =
-    "--costs takes three numbers from 0, not all 0: F,I,W";
+constexpr llvm::StringLiteral kCostsRule = "--costs takes three numbers from 0, not all 0: F,I,W";
 
 // `name=value` options; false after an error.
 bool pairs(const cl::list<std::string>& list, llvm::StringRef option,
@@ -313,16 +312,17 @@ Exit drawProgram(const Planx& planx) {
   if (!costs) return fail(kTool, kCostsRule, kUsage);
   std::optional<Stages> stages = stagesOf(planx);
   if (!stages) return fail(kTool, "'" + input + "' has no pipeline whose schedule could be drawn");
-  llvm::outs() << showSchedule(*stages, *costs);
+  if (picture != "-") llvm::outs() << showSchedule(*stages, *costs);
   if (picture.empty()) return kYes;
   size_t tasks = 0;
   for (const auto& list : stages->schedule.tasks) tasks += list.size();
   if (tasks > kMaxDrawnTasks)
-    return fail(kTool, "--svg draws up to " + llvm::Twine(kMaxDrawnTasks) + " tasks, and there are " +
-                           llvm::Twine(tasks) + "; fewer microbatches show the same pattern");
+    return fail(kTool, "--svg draws up to " + llvm::Twine(kMaxDrawnTasks) +
+                           " tasks, and there are " + llvm::Twine(tasks) +
+                           "; fewer microbatches show the same pattern");
   Timeline timeline = stages->timeline(*costs);
-  if (llvm::Error error = writeOutput(
-          picture, drawPicture(stages->schedule, timeline, *costs, stages->title())))
+  if (llvm::Error error =
+          writeOutput(picture, drawPicture(stages->schedule, timeline, *costs, stages->title())))
     return fail(kTool, llvm::toString(std::move(error)));
   return kYes;
 }
@@ -343,8 +343,7 @@ Exit dump() {
   PrintOptions options;
   options.rank = dumpRank.getNumOccurrences() > 0 && !dumpModel ? int64_t(dumpRank) : -1;
   options.locations = !noLocations;
-  printModule(dumpModel ? *planx->model : planx->program(dumpRank),
-              llvm::outs(), options);
+  printModule(dumpModel ? *planx->model : planx->program(dumpRank), llvm::outs(), options);
   return kYes;
 }
 
