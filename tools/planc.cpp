@@ -13,6 +13,9 @@
 #include "llvm/Support/Path.h"
 #include "passes/pass_manager.h"
 #include "tools/command.h"
+#include "tools/draw_schedule.h"
+#include "tools/explain.h"
+#include "tools/stages.h"
 
 namespace cl = llvm::cl;
 using namespace planc;
@@ -23,6 +26,7 @@ cl::OptionCategory category("Options");
 cl::SubCommand compileCommand("compile", "compile a plan to a .planx");
 cl::SubCommand checkCommand("check", "find every error of a plan or a .planx; writes nothing");
 cl::SubCommand dumpCommand("dump", "show what a .planx holds");
+cl::SubCommand explainCommand("explain", "what a plan costs: the pipeline's idle time and memory");
 cl::SubCommand optCommand("opt", "run passes on IR text");
 cl::SubCommand fmtCommand("fmt", "rewrite plans in the canonical layout");
 cl::SubCommand passesCommand("passes", "list the passes in order");
@@ -31,7 +35,7 @@ cl::SubCommand stdCommand("std", "list the standard library, or print a file of 
 
 cl::opt<std::string> input(cl::Positional, cl::Required, cl::desc("FILE"), cl::cat(category),
                            cl::sub(compileCommand), cl::sub(checkCommand), cl::sub(dumpCommand),
-                           cl::sub(optCommand));
+                           cl::sub(explainCommand), cl::sub(optCommand));
 cl::list<std::string> fmtInputs(cl::Positional, cl::OneOrMore, cl::desc("FILE..."),
                                 cl::cat(category), cl::sub(fmtCommand));
 cl::opt<std::string> libraryFile(cl::Positional, cl::desc("[std/NAME.plan]"), cl::cat(category),
@@ -41,12 +45,14 @@ cl::opt<std::string> output("o", cl::desc("Where to write; - is standard output"
                             cl::sub(optCommand));
 cl::list<std::string> defines("D", cl::Prefix, cl::desc("Set a parameter of the model"),
                               cl::value_desc("NAME=VALUE"), cl::cat(category),
-                              cl::sub(compileCommand), cl::sub(checkCommand));
+                              cl::sub(compileCommand), cl::sub(checkCommand),
+                              cl::sub(explainCommand));
 cl::opt<std::string> planName("plan", cl::desc("Which plan of the file"), cl::value_desc("NAME"),
-                              cl::cat(category), cl::sub(compileCommand), cl::sub(checkCommand));
+                              cl::cat(category), cl::sub(compileCommand), cl::sub(checkCommand),
+                              cl::sub(explainCommand));
 cl::list<std::string> grid("grid", cl::CommaSeparated, cl::desc("Override the grid's axes"),
                            cl::value_desc("AXIS=SIZE,..."), cl::cat(category),
-                           cl::sub(compileCommand), cl::sub(checkCommand));
+                           cl::sub(compileCommand), cl::sub(checkCommand), cl::sub(explainCommand));
 cl::list<std::string> passNames(
     "passes", cl::CommaSeparated,
     cl::desc("Run these passes instead of all; without `emit` the IR is printed"),
@@ -63,7 +69,8 @@ cl::opt<long long> bisect("bisect", cl::init(-1), cl::desc("Run only the first N
                           cl::value_desc("N"), cl::cat(category), cl::sub(compileCommand),
                           cl::sub(optCommand));
 cl::opt<bool> showIds("show-ids", cl::desc("Show each error's id"), cl::cat(category),
-                      cl::sub(compileCommand), cl::sub(checkCommand), cl::sub(optCommand));
+                      cl::sub(compileCommand), cl::sub(checkCommand), cl::sub(explainCommand),
+                      cl::sub(optCommand));
 cl::opt<bool> verifyDiags("verify-diagnostics",
                           cl::desc("Compare errors with the file's expected-error comments"),
                           cl::cat(category), cl::sub(checkCommand));
@@ -71,6 +78,16 @@ cl::opt<bool> dumpModel("model", cl::desc("The model-level IR instead of the ran
                         cl::cat(category), cl::sub(dumpCommand));
 cl::opt<long long> dumpRank("rank", cl::init(0), cl::desc("Which rank's program"),
                             cl::value_desc("R"), cl::cat(category), cl::sub(dumpCommand));
+cl::opt<bool> dumpSchedule("schedule", cl::desc("What each stage of a pipeline does over time"),
+                           cl::cat(category), cl::sub(dumpCommand));
+cl::opt<std::string> picture(
+    "svg", cl::desc("Also write the schedule as a picture; - is standard output, and only it"),
+    cl::value_desc("FILE"), cl::cat(category), cl::sub(dumpCommand));
+cl::opt<std::string> costsText(
+    "costs", cl::init("1,1,1"),
+    cl::desc("Times of a chunk's forward, input gradient and weight gradient (default 1,1,1)"),
+    cl::value_desc("F,I,W"), cl::cat(category), cl::sub(dumpCommand), cl::sub(explainCommand));
+cl::opt<bool> asJson("json", cl::desc("As JSON"), cl::cat(category), cl::sub(explainCommand));
 cl::opt<bool> noLocations("no-locations", cl::desc("Leave out places in the plan from IR text"),
                           cl::cat(category), cl::sub(compileCommand), cl::sub(dumpCommand),
                           cl::sub(optCommand));
@@ -82,6 +99,7 @@ cl::opt<bool> markdown("markdown", cl::desc("As a page of docs/"), cl::cat(categ
                        cl::sub(passesCommand), cl::sub(opsCommand));
 
 constexpr llvm::StringLiteral kTool = "planc";
+constexpr llvm::StringLiteral kCostsRule = "--costs takes three numbers from 0, not all 0: F,I,W";
 
 // `name=value` options; false after an error.
 bool pairs(const cl::list<std::string>& list, llvm::StringRef option,
@@ -183,20 +201,26 @@ Exit writeText(const Modules& modules) {
   return kYes;
 }
 
-Exit compile() {
+// Compiles the plan and shows what there is to say of it; kNo after errors.
+Exit compileInput(const PassOptions& passes, Planx& planx) {
   auto options = compileOptions();
-  auto passes = passOptions();
-  if (!options || !passes) return kUsage;
-  if (isSameFile(output, input))
-    return fail(kTool, "-o '" + output + "' would overwrite the plan", kUsage);
+  if (!options) return kUsage;
   Diagnostics diags;
   auto files = readPlan(input, diags);
-  Planx planx;
   if (!diags.failed()) planx.model = compilePlan(files, *options, diags);
   if (!planx.model) return finish(diags);
   planx.roles.push_back(cloneModule(*planx.model));
-  if (Exit code = transform(planx.roles, *passes, diags); code != kYes) return code;
-  finish(diags);
+  if (Exit code = transform(planx.roles, passes, diags); code != kYes) return code;
+  return finish(diags);
+}
+
+Exit compile() {
+  auto passes = passOptions();
+  if (!passes) return kUsage;
+  if (isSameFile(output, input))
+    return fail(kTool, "-o '" + output + "' would overwrite the plan", kUsage);
+  Planx planx;
+  if (Exit code = compileInput(*passes, planx); code != kYes) return code;
   if (planx.roles.front()->level != Level::Rank) {  // passes were left out: show what there is
     bool isShown = !passes->dumpAfter.empty() || !passes->dumpDir.empty();
     return isShown && output.empty() ? kYes : writeText(planx.roles);
@@ -274,9 +298,44 @@ Exit check() {
   return finish(diags);
 }
 
+Exit explain() {
+  std::optional<WorkCosts> costs = readCosts(costsText);
+  if (!costs) return fail(kTool, kCostsRule, kUsage);
+  Planx planx;
+  if (Exit code = compileInput(PassOptions(), planx); code != kYes) return code;
+  llvm::outs() << (asJson ? explainJson(planx, *costs) : explainText(planx, *costs));
+  return kYes;
+}
+
+Exit drawProgram(const Planx& planx) {
+  std::optional<WorkCosts> costs = readCosts(costsText);
+  if (!costs) return fail(kTool, kCostsRule, kUsage);
+  std::optional<Stages> stages = stagesOf(planx);
+  if (!stages) return fail(kTool, "'" + input + "' has no pipeline whose schedule could be drawn");
+  if (picture != "-") llvm::outs() << showSchedule(*stages, *costs);
+  if (picture.empty()) return kYes;
+  size_t tasks = 0;
+  for (const auto& list : stages->schedule.tasks) tasks += list.size();
+  if (tasks > kMaxDrawnTasks)
+    return fail(kTool, "--svg draws up to " + llvm::Twine(kMaxDrawnTasks) +
+                           " tasks, and there are " + llvm::Twine(tasks) +
+                           "; fewer microbatches show the same pattern");
+  Timeline timeline = stages->timeline(*costs);
+  if (llvm::Error error =
+          writeOutput(picture, drawPicture(stages->schedule, timeline, *costs, stages->title())))
+    return fail(kTool, llvm::toString(std::move(error)));
+  return kYes;
+}
+
 Exit dump() {
+  bool isDrawn = dumpSchedule || !picture.empty();
+  if (!isDrawn && costsText.getNumOccurrences() > 0)
+    return fail(kTool, "--costs goes with --schedule or --svg", kUsage);
+  if (isSameFile(picture, input))
+    return fail(kTool, "--svg '" + picture + "' would overwrite the program", kUsage);
   auto planx = readProgram();
   if (!planx) return fail(kTool, llvm::toString(planx.takeError()));
+  if (isDrawn) return drawProgram(*planx);
   int64_t ranks = planx->grid().ranks();
   if (dumpRank < 0 || dumpRank >= ranks)
     return fail(kTool, "there is no rank " + llvm::Twine(dumpRank) + ": the grid has ranks 0 to " +
@@ -284,8 +343,7 @@ Exit dump() {
   PrintOptions options;
   options.rank = dumpRank.getNumOccurrences() > 0 && !dumpModel ? int64_t(dumpRank) : -1;
   options.locations = !noLocations;
-  printModule(dumpModel ? *planx->model : planx->program(dumpRank),
-              llvm::outs(), options);
+  printModule(dumpModel ? *planx->model : planx->program(dumpRank), llvm::outs(), options);
   return kYes;
 }
 
@@ -373,6 +431,7 @@ int main(int argc, char** argv) {
   if (compileCommand) return compile();
   if (checkCommand) return check();
   if (dumpCommand) return dump();
+  if (explainCommand) return explain();
   if (optCommand) return opt();
   if (fmtCommand) return format();
   if (passesCommand) return listPasses();

@@ -1,4 +1,4 @@
-// Plan text, IR text, .planx bytes and safetensors bytes. An accepted input is used further, as a
+// Plan text, IR text, .planx bytes, safetensors bytes and schedules. An accepted input is used further, as a
 // tool would: a read module is printed and read again, which must work.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include "frontend/ast.h"
 #include "frontend/frontend.h"
 #include "ir/planx.h"
+#include "ir/schedule.h"
 #include "ir/text.h"
 #include "llvm/Support/CRC.h"
 #include "runtime/io/safetensors.h"
@@ -131,6 +132,32 @@ bool runSafetensors(llvm::StringRef bytes) {
   return true;
 }
 
+// As many stages as lines, any number of microbatches and chunks.
+bool runSchedule(llvm::StringRef bytes) {
+  int stages = 1;
+  for (char c : bytes.rtrim()) stages += c == '\n';
+  for (int64_t microbatches : {1, 2, 4}) {
+    llvm::Expected<PipeSchedule> schedule = parseSchedule(bytes, stages, 0, microbatches);
+    if (!schedule) {
+      llvm::consumeError(schedule.takeError());
+      continue;
+    }
+    llvm::Expected<PipeSchedule> again =
+        parseSchedule(printSchedule(*schedule), stages, schedule->chunks() / stages, microbatches);
+    if (!again) fault("the printed schedule is none: " + llvm::toString(again.takeError()));
+    if (again->tasks != schedule->tasks) fault("the printed schedule reads differently");
+    size_t done = 0, tasks = 0;
+    for (const auto& starts : timelineOf(*schedule, WorkCosts()).starts) done += starts.size();
+    for (const auto& list : schedule->tasks) tasks += list.size();
+    if (done != tasks) fault("an accepted schedule stands still");
+    return true;
+  }
+  return false;
+}
+
+constexpr llvm::StringRef kScheduleWords[] = {"F0 ", "B0 ", "I0 ", "W0 ", "F1.1 ", "B1.0 ",
+                                              "\n",  "#",   "."};
+
 constexpr llvm::StringRef kPlanWords[] = {
     "model ",
     "module ",
@@ -148,6 +175,8 @@ constexpr llvm::StringRef kPlanWords[] = {
     "split ",
     "over ",
     " by ",
+    " by schedule(\"x\") ",
+    "stages 1 1 ",
     "shard ",
     "recompute ",
     "optimizer adamw ",
@@ -207,6 +236,7 @@ llvm::ArrayRef<FuzzTarget> fuzzTargets() {
       {"ir", runIr, kIrWords},
       {"planx", runPlanx, kPlanxWords, repairPlanx},
       {"safetensors", runSafetensors, kTensorWords},
+      {"schedule", runSchedule, kScheduleWords},
   };
   return targets;
 }
