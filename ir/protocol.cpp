@@ -128,6 +128,8 @@ class Simulation {
   // Runs a rank until it ends or waits.
   Error advance(size_t rank);
   Error differ(const Entry& a, const Entry& b) const;
+  // How many of a group's messages a rank starts in a step.
+  int64_t startsIn(size_t rank, size_t group) const;
   Error stuck();
   const Message& message(const Entry& entry) const {
     return ranks_[entry.rank].program->messages[entry.message];
@@ -381,6 +383,27 @@ size_t Simulation::awaited(const Entry& entry) const {
   return group.members[member];
 }
 
+int64_t Simulation::startsIn(size_t number, size_t group) const {
+  const Rank& rank = ranks_[number];
+  std::vector<int64_t> ofFunction;
+  for (const Steps& steps : rank.program->functions) {
+    int64_t starts = 0;
+    std::vector<int64_t> counts;  // of the repeats around, and how often each runs in all
+    int64_t times = 1;
+    for (const Step& step : steps) {
+      if (step.kind == Step::Repeat) counts.push_back(step.count), times = saturatingMul(times, step.count);
+      if (step.kind == Step::End) times /= counts.back(), counts.pop_back();
+      if (step.kind == Step::Start && rank.parts[step.at].group == group)
+        starts = saturatingAdd(starts, step.unlessLast ? times - times / counts.back() : times);
+    }
+    ofFunction.push_back(starts);
+  }
+  int64_t starts = 0;
+  for (const Program::Call& call : rank.program->calls)
+    if (call.phase != Phase::Wait) starts = saturatingAdd(starts, ofFunction[call.function]);
+  return starts;
+}
+
 // Each waiting rank waits for one that has not started its message: that leads to a rank that has
 // ended, or in a circle.
 Error Simulation::stuck() {
@@ -392,6 +415,16 @@ Error Simulation::stuck() {
     at = awaited(ranks_[at].waitsFor());
   }
   bool isCircle = !ranks_[at].ended;
+  // What another never starts says more than the circle that comes of it.
+  for (size_t i = 0; isCircle && i < ranks_.size(); ++i) {
+    if (ranks_[i].ended) continue;
+    const Entry& entry = ranks_[i].waitsFor();
+    size_t other = awaited(entry);
+    int64_t starts = startsIn(other, ranks_[i].parts[entry.message].group);
+    if (starts <= entry.number)
+      return broken(name(i) + " waits for ever: " + name(other) + " starts " + Twine(starts) +
+                    " of such messages in all" + operation(entry) + "\n    is " + place(entry));
+  }
   chain.erase(chain.begin(), isCircle ? llvm::find(chain, at) : std::prev(chain.end()));
   std::string text = isCircle ? "ranks wait for each other for ever"
                               : name(chain.back()) + " waits for ever: " + name(at) + " has ended";

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "ir/roles.h"
+#include "ir/traffic.h"
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringMap.h"
 
@@ -74,6 +75,63 @@ Error checkColumn(const Module& model, llvm::ArrayRef<const Module*> programs, l
   return Error::success();
 }
 
+// The dims of a tensor on all ranks together, whatever their order.
+std::vector<std::pair<std::string, int64_t>> dimsOf(const Type& type) {
+  std::vector<std::pair<std::string, int64_t>> dims;
+  for (const Dim& dim : type.whole().dims) dims.push_back({dim.name, dim.size});
+  llvm::sort(dims);
+  return dims;
+}
+
+// How many sums of such a tensor a program makes among these stages.
+int64_t sumsAmong(const Module& program, llvm::StringRef axis, const std::vector<int64_t>& stages,
+                  const Type& type) {
+  int64_t sums = 0;
+  for (const auto& function : program.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->kind != OpKind::AllReduce) return;
+      Axes axes = groupAxes(*op);
+      if (axes.size() != 1 || axes[0].name != axis) return;
+      std::vector<int64_t> among = coordinatesOf(*op, Coordinates());
+      for (int64_t at = 0; among.empty() && at < axes[0].size; ++at) among.push_back(at);
+      if (among != stages) return;
+      for (const Value* summed : op->operands()) sums += dimsOf(summed->type) == dimsOf(type);
+    });
+  return sums;
+}
+
+// Each stage that holds a tied weight adds up its gradient with all others that do.
+Error checkTied(const Module& model, llvm::ArrayRef<const Module*> programs, llvm::StringRef axis) {
+  struct Tied {
+    std::vector<int64_t> stages;
+    std::vector<const Module*> programs;
+  };
+  std::map<std::string, Tied> held;
+  for (const Module* program : programs)
+    for (const auto& [name, at] : program->where)
+      for (const auto& var : program->vars)
+        if (name == axis && var->kind == VarKind::Weight && !var->piece) {
+          held[var->name].stages.push_back(at);
+          held[var->name].programs.push_back(program);
+        }
+  for (const auto& [name, tied] : held) {
+    if (tied.stages.size() == 1) continue;
+    const Variable& weight = *model.findVar(name);
+    for (const Module* program : tied.programs) {
+      // Weights alike in all that is looked at here need as many sums.
+      int64_t wanted = llvm::count_if(held, [&, &tied = tied](const auto& other) {
+        return other.second.stages == tied.stages && dimsOf(model.findVar(other.first)->type) == dimsOf(weight.type);
+      });
+      if (sumsAmong(*program, axis, tied.stages, weight.type) >= wanted) continue;
+      std::string stages;
+      for (int64_t at : tied.stages) stages += (stages.empty() ? "" : ", ") + std::to_string(at);
+      return broken("weight '" + name + "': '" + axis + "' " + stages + " hold it, but " +
+                    stage(*program, axis) + " does not sum its gradient among them");
+    }
+  }
+  return Error::success();
+}
+
 }  // namespace
 
 Error verifyPieces(const Planx& planx) {
@@ -89,8 +147,10 @@ Error verifyPieces(const Planx& planx) {
   }
   std::set<std::vector<const Module*>> checked;
   for (const auto& [place, programs] : columns)
-    if (checked.insert(programs).second)
+    if (checked.insert(programs).second) {
       if (Error error = checkColumn(*planx.model, programs, axis)) return error;
+      if (Error error = checkTied(*planx.model, programs, axis)) return error;
+    }
   return Error::success();
 }
 

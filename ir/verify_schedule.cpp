@@ -1,5 +1,5 @@
 // A replay of one step, in which functions are lists of what they do to variables. Tested by
-// tests/unit/schedule_test.cpp.
+// tests/unit/verify_schedule_test.cpp.
 #include "ir/verify_schedule.h"
 
 #include "ir/text.h"
