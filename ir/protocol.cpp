@@ -88,7 +88,7 @@ class Simulation {
     int64_t rank;
     size_t role;
     const Program* program;
-    std::vector<Part> parts;                               // of each message
+    std::vector<Part> parts;                                 // of each message
     std::vector<llvm::SmallVector<Entry, 1>> underWay = {};  // of each message: not yet waited for
     int64_t started = 0;
     size_t call = 0, step = 0;  // what it does next
@@ -145,7 +145,7 @@ class Simulation {
 
   const Grid& grid_;
   const Ranks& apart_;
-  std::vector<Program> programs_;  // of each role
+  std::vector<Program> programs_;              // of each role
   std::vector<std::vector<size_t>> features_;  // of each role's messages: a number for each text
   std::vector<Rank> ranks_;
   std::vector<Group> groups_;
@@ -282,7 +282,9 @@ Error Simulation::start(size_t number, size_t message) {
   if (size_t(mine.number - group.complete) == group.open.size())
     group.open.push_back({mine, group.members.size()});
   Open& open = group.open[size_t(mine.number - group.complete)];
-  auto features = [&](const Entry& entry) { return features_[ranks_[entry.rank].role][entry.message]; };
+  auto features = [&](const Entry& entry) {
+    return features_[ranks_[entry.rank].role][entry.message];
+  };
   // Of a transfer's two sides each is there once.
   bool isOneSide = this->message(mine).isTransfer() && open.first.rank != number &&
                    this->message(open.first).op->kind == this->message(mine).op->kind;
@@ -364,16 +366,17 @@ Error Simulation::differ(const Entry& a, const Entry& b) const {
   auto featuresA = featuresOf(*message(a).op), featuresB = featuresOf(*message(b).op);
   featuresA.push_back({"iteration", momentText(a)});
   featuresB.push_back({"iteration", momentText(b)});
-  std::string who = "ranks " + std::to_string(ranks_[a.rank].rank) + " and " + std::to_string(ranks_[b.rank].rank);
+  std::string who = "ranks " + std::to_string(ranks_[a.rank].rank) + " and " +
+                    std::to_string(ranks_[b.rank].rank);
   const Op& opA = *message(a).op;
   if (message(a).isTransfer() && opA.kind == message(b).op->kind)
-    return broken(who + " both " + opA.info().text + " to each other" + operation(a) + operation(b) +
-                  "\n  both are " + place(a));
+    return broken(who + " both " + opA.info().text + " to each other" + operation(a) +
+                  operation(b) + "\n  both are " + place(a));
   size_t i = 0;
   while (featuresA[i].value == featuresB[i].value) ++i;
-  return broken(who + " enter different operations: " + featuresA[i].name + " '" + featuresA[i].value +
-                "' and '" + featuresB[i].value + "'" + operation(a) + operation(b) +
-                "\n  both are " + place(a));
+  return broken(who + " enter different operations: " + featuresA[i].name + " '" +
+                featuresA[i].value + "' and '" + featuresB[i].value + "'" + operation(a) +
+                operation(b) + "\n  both are " + place(a));
 }
 
 size_t Simulation::awaited(const Entry& entry) const {
@@ -391,7 +394,8 @@ int64_t Simulation::startsIn(size_t number, size_t group) const {
     std::vector<int64_t> counts;  // of the repeats around, and how often each runs in all
     int64_t times = 1;
     for (const Step& step : steps) {
-      if (step.kind == Step::Repeat) counts.push_back(step.count), times = saturatingMul(times, step.count);
+      if (step.kind == Step::Repeat)
+        counts.push_back(step.count), times = saturatingMul(times, step.count);
       if (step.kind == Step::End) times /= counts.back(), counts.pop_back();
       if (step.kind == Step::Start && rank.parts[step.at].group == group)
         starts = saturatingAdd(starts, step.unlessLast ? times - times / counts.back() : times);
@@ -445,7 +449,8 @@ static const Message* strange(const Program& program, const Coordinates& rank) {
   for (const Message& message : program.messages) {
     Axes axes = groupAxes(*message.op);
     std::vector<int64_t> among = coordinatesOf(*message.op, rank);
-    if (!axes.empty() && !among.empty() && !llvm::is_contained(among, rank.on(axes[0].name))) return &message;
+    if (!axes.empty() && !among.empty() && !llvm::is_contained(among, rank.on(axes[0].name)))
+      return &message;
   }
   return nullptr;
 }

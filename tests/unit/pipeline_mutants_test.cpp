@@ -15,10 +15,12 @@ namespace {
 std::string held(const Planx& planx) { return llvm::toString(checkFits(planx)); }
 std::string proved(const Planx& planx) { return llvm::toString(checkProtocol(planx)); }
 
-void expectSays(const std::string& text, const std::string& name, llvm::ArrayRef<const char*> says) {
+void expectSays(const std::string& text, const std::string& name,
+                llvm::ArrayRef<const char*> says) {
   EXPECT_NE(text, "") << name << " is not refused";
   for (const char* part : says)
-    EXPECT_NE(text.find(part), std::string::npos) << name << ": lacks \"" << part << "\" in:\n" << text;
+    EXPECT_NE(text.find(part), std::string::npos) << name << ": lacks \"" << part << "\" in:\n"
+                                                  << text;
 }
 
 // ---- What mutants are made with.
@@ -40,7 +42,9 @@ void move(Module& stage, const Call& call, const Call& before) {
 }
 void swap(Module& stage, const Call& a, const Call& b) { std::swap(*at(stage, a), *at(stage, b)); }
 
-Call run(std::string function, int64_t microbatch = -1) { return {std::move(function), microbatch}; }
+Call run(std::string function, int64_t microbatch = -1) {
+  return {std::move(function), microbatch};
+}
 Call start(std::string function, int64_t microbatch) {
   return {std::move(function), microbatch, Phase::Start};
 }
@@ -106,7 +110,8 @@ TEST(Pipeline, ManyCallsAreFast) {
                                 .isAhead = true});
     auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(held(planx) + proved(planx), "");
-    double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     EXPECT_LT(seconds, 0.7) << chunks << " chunks";
   }
 }
@@ -133,15 +138,19 @@ TEST(Pipeline, VariableSequenceLengthChangesP2pCounts) {
         [&](Modules& stages) { retype(stages, [](Value& v) { v.type.dims[1].size *= 2; }); },
         {"ranks 0 and 4 enter different operations: count '16' and '32'",
          "rank 0 (pipe 0, data 0, tensor 0), operation 1, microbatch 0:\n    send(%x)",
-         "at stages.plan:12:3", "rank 4 (pipe 1, data 0, tensor 0), operation 1, microbatch 0:\n    %x = receive",
+         "at stages.plan:12:3",
+         "rank 4 (pipe 1, data 0, tensor 0), operation 1, microbatch 0:\n    %x = receive",
          "both are message 1 of channel 2 between ranks 0, 4"}},
        {"of another shape",
-        [&](Modules& stages) { retype(stages, [](Value& v) { std::swap(v.type.dims[0], v.type.dims[1]); }); },
+        [&](Modules& stages) {
+          retype(stages, [](Value& v) { std::swap(v.type.dims[0], v.type.dims[1]); });
+        },
         {"shape 'f32[batch 8/data, model 4]' and 'f32[model 4, batch 8/data]'"}},
        {"of another element type",
         [&](Modules& stages) { retype(stages, [](Value& v) { v.type.elem = Elem::BF16; }); },
         {"element type 'f32' and 'bf16'"}},
-       {"another tensor", [&](Modules& stages) { retype(stages, [](Value& v) { v.name = "y"; }); },
+       {"another tensor",
+        [&](Modules& stages) { retype(stages, [](Value& v) { v.name = "y"; }); },
         {"tensor 'x' and 'y'"}}},
       proved);
 }
@@ -153,7 +162,8 @@ TEST(Pipeline, ScheduleWithNoPartnerForAQueuedMessage) {
           insert(*stages[0], run("reduce"), start("send.x.0", 5));
           insert(*stages[0], run("reduce"), wait("send.x.0", 5));
         },
-        {"rank 0 (pipe 0, data 0, tensor 0) waits for ever: rank 4 (pipe 1, data 0, tensor 0) starts 6 of "
+        {"rank 0 (pipe 0, data 0, tensor 0) waits for ever: rank 4 (pipe 1, data 0, tensor 0) "
+         "starts 6 of "
          "such messages in all",
          "send(%x) {axes = [pipe], channel = 2, to = 1}", "at stages.plan:12:3",
          "is message 7 of channel 2 between ranks 0, 4"}},
@@ -169,19 +179,28 @@ TEST(Pipeline, ScheduleWithNoPartnerForAQueuedMessage) {
           remove(*stages[0], start("send.x.0", 5));
           remove(*stages[0], wait("send.x.0", 5));
         },
-        {"rank 4 (pipe 1, data 0, tensor 0) waits for ever: rank 0 (pipe 0, data 0, tensor 0) starts 5 of "
+        {"rank 4 (pipe 1, data 0, tensor 0) waits for ever: rank 0 (pipe 0, data 0, tensor 0) "
+         "starts 5 of "
          "such messages in all",
          "microbatch 5", "= receive {axes = [pipe], channel = 2, from = 0}",
          "is message 6 of channel 2 between ranks 0, 4"}},
        {"sent to another stage",
-        [](Modules& stages) { op(*stages[0], "send.x.0", OpKind::Send)->attrs.set("to", int64_t{2}); },
-        {"waits for ever: rank", "starts 0 of such messages in all", "channel 2 between ranks 0, 8"}},
+        [](Modules& stages) {
+          op(*stages[0], "send.x.0", OpKind::Send)->attrs.set("to", int64_t{2});
+        },
+        {"waits for ever: rank", "starts 0 of such messages in all",
+         "channel 2 between ranks 0, 8"}},
        {"received from another stage",
-        [](Modules& stages) { op(*stages[1], "receive.x.1", OpKind::Receive)->attrs.set("from", int64_t{3}); },
-        {"rank 0 (pipe 0, data 0, tensor 0) waits for ever: rank 4 (pipe 1, data 0, tensor 0) starts 0 of such",
+        [](Modules& stages) {
+          op(*stages[1], "receive.x.1", OpKind::Receive)->attrs.set("from", int64_t{3});
+        },
+        {"rank 0 (pipe 0, data 0, tensor 0) waits for ever: rank 4 (pipe 1, data 0, tensor 0) "
+         "starts 0 of such",
          "channel 2 between ranks 0, 4"}},
        {"in another channel",
-        [](Modules& stages) { op(*stages[0], "send.x.0", OpKind::Send)->attrs.set("channel", int64_t{9}); },
+        [](Modules& stages) {
+          op(*stages[0], "send.x.0", OpKind::Send)->attrs.set("channel", int64_t{9});
+        },
         {"starts 0 of such messages in all", "channel 9 between ranks 0, 4"}},
        {"both send",
         [](Modules& stages) {
@@ -193,12 +212,15 @@ TEST(Pipeline, ScheduleWithNoPartnerForAQueuedMessage) {
 }
 
 TEST(Pipeline, MessagesOfAChannelKeepTheirOrder) {
-  auto earlier = [](Modules& stages) { move(*stages[1], start("receive.x.1", 1), start("receive.x.1", 0)); };
-  expectRefused({{"received in another order",
-                  earlier,
-                  {"ranks 0 and 4 enter different operations: iteration 'microbatch 0' and 'microbatch 1'",
-                   "message 1 of channel 2 between ranks 0, 4"}}},
-                proved);
+  auto earlier = [](Modules& stages) {
+    move(*stages[1], start("receive.x.1", 1), start("receive.x.1", 0));
+  };
+  expectRefused(
+      {{"received in another order",
+        earlier,
+        {"ranks 0 and 4 enter different operations: iteration 'microbatch 0' and 'microbatch 1'",
+         "message 1 of channel 2 between ranks 0, 4"}}},
+      proved);
   Planx planx = test::stages({});
   // What each message takes with it: the same on both sides is an order like another.
   earlier(planx.roles);
@@ -210,31 +232,34 @@ TEST(Pipeline, MessagesOfAChannelKeepTheirOrder) {
 // ---- Orders that cannot be met.
 
 TEST(Pipeline, EachStageWaitsForTheOther) {
-  expectRefused({{"the gradient before the activation",
-                  [](Modules& stages) {
-                    Module& stage = *stages[0];
-                    move(stage, start("receive.dx.0", 0), start("send.x.0", 0));
-                    move(stage, wait("receive.dx.0", 0), start("send.x.0", 0));
-                  },
-                  {"ranks wait for each other for ever", "rank 0 (pipe 0, data 0, tensor 0)",
-                   "waits for rank 4 (pipe 1, data 0, tensor 0): message 1 of channel 3 between ranks 0, 4",
-                   "waits for rank 0 (pipe 0, data 0, tensor 0): message 1 of channel 2 between ranks 0, 4"}}},
-                proved);
+  expectRefused(
+      {{"the gradient before the activation",
+        [](Modules& stages) {
+          Module& stage = *stages[0];
+          move(stage, start("receive.dx.0", 0), start("send.x.0", 0));
+          move(stage, wait("receive.dx.0", 0), start("send.x.0", 0));
+        },
+        {"ranks wait for each other for ever", "rank 0 (pipe 0, data 0, tensor 0)",
+         "waits for rank 4 (pipe 1, data 0, tensor 0): message 1 of channel 3 between ranks 0, 4",
+         "waits for rank 0 (pipe 0, data 0, tensor 0): message 1 of channel 2 between ranks 0, "
+         "4"}}},
+      proved);
 }
 
 // Stage 1 takes its second chunk's input before it has sent its first chunk's output, from which that is
 // made.
 TEST(Pipeline, InterleavedPpOrderMismatch) {
-  expectRefused({{"the later chunk first",
-                  [](Modules& stages) {
-                    Module& stage = *stages[1];
-                    move(stage, start("receive.x.3", 0), start("receive.x.1", 0));
-                    move(stage, wait("receive.x.3", 0), start("receive.x.1", 0));
-                  },
-                  {"ranks wait for each other for ever", "message 1 of channel 6 between ranks 0, 4",
-                   "message 1 of channel 4 between ranks 0, 4"},
-                  {.stages = 2, .chunks = 2, .microbatches = 4}}},
-                proved);
+  expectRefused(
+      {{"the later chunk first",
+        [](Modules& stages) {
+          Module& stage = *stages[1];
+          move(stage, start("receive.x.3", 0), start("receive.x.1", 0));
+          move(stage, wait("receive.x.3", 0), start("receive.x.1", 0));
+        },
+        {"ranks wait for each other for ever", "message 1 of channel 6 between ranks 0, 4",
+         "message 1 of channel 4 between ranks 0, 4"},
+        {.stages = 2, .chunks = 2, .microbatches = 4}}},
+      proved);
 }
 
 // ---- Memory.
@@ -244,11 +269,14 @@ TEST(Pipeline, WgradStashGrowsPerMicrobatch) {
     return [=](Modules& stages) { stages[size_t(stage)]->findVar(name)->flights += change; };
   };
   expectRefused(
-      {{"a copy too few", flights(0, "saved.0", -1),
+      {{"a copy too few",
+        flights(0, "saved.0", -1),
         {"the program of rank 0 (pipe 0, data 0, tensor 0) is not sound", "'call @backward.0(0)'",
          "reads '@saved.0' for microbatch 0, which holds microbatch 3 (3 in flight)"}},
-       {"a copy too few between stages", flights(1, "x.out.1", -1),
-        {"'call @forward.1(1)' writes '@x.out.1', which call", "'start @send.x.1(0)' sends and nobody has waited for"}},
+       {"a copy too few between stages",
+        flights(1, "x.out.1", -1),
+        {"'call @forward.1(1)' writes '@x.out.1', which call",
+         "'start @send.x.1(0)' sends and nobody has waited for"}},
        {"backwards put off",
         [](Modules& stages) { move(*stages[0], run("backward.0", 0), run("backward.0", 1)); },
         {"reads '@saved.0' for microbatch 0, which holds microbatch 4 (4 in flight)"}}},
@@ -269,10 +297,12 @@ TEST(Pipeline, CallsOutOfOrder) {
         {"'start @send.x.0(2)' reads '@x.out.0' for microbatch 2, which holds microbatch 0"}},
        {"not waited for",
         [](Modules& stages) { remove(*stages[1], wait("receive.x.1", 2)); },
-        {"'call @forward.1(2)' reads '@x.in.1', which call", "'start @receive.x.1(2)' receives and nobody has waited for"}},
+        {"'call @forward.1(2)' reads '@x.in.1', which call",
+         "'start @receive.x.1(2)' receives and nobody has waited for"}},
        {"received into what is read",
         [](Modules& stages) { stages[1]->findVar("x.in.1")->flights = 1; },
-        {"'call @forward.1(0)' reads '@x.in.1', which call", "'start @receive.x.1(1)' receives and nobody has waited for"},
+        {"'call @forward.1(0)' reads '@x.in.1', which call",
+         "'start @receive.x.1(1)' receives and nobody has waited for"},
         {.isAhead = true}},
        {"sent and not waited for",
         [](Modules& stages) { remove(*stages[0], wait("send.x.0", 5)); },
@@ -294,7 +324,8 @@ TEST(Pipeline, SumsLackNothing) {
         {"has not added for microbatch 3"}},
        {"a microbatch twice",
         [](Modules& stages) { insert(*stages[2], run("backward.2", 4), run("backward.2", 3)); },
-        {"'call @backward.2(3)' adds once more to '@sum.w.2' what call", "'call @backward.2(3)' has added"}},
+        {"'call @backward.2(3)' adds once more to '@sum.w.2' what call",
+         "'call @backward.2(3)' has added"}},
        {"not the first overwrites",
         [](Modules& stages) { swap(*stages[3], run("backward.3", 0), run("backward.3", 1)); },
         {"'call @backward.3(1)' reads '@saved.3'"}}},
@@ -315,30 +346,44 @@ TEST(Pipeline, FewerMicrobatchesThanStages) {
 
 TEST(Pipeline, LayersSilentlyDropped) {
   auto piece = [](int64_t stage, const std::function<void(Variable&)>& change) {
-    return [=](Modules& stages) { change(*stages[size_t(stage)]->findVar("w." + std::to_string(stage))); };
+    return [=](Modules& stages) {
+      change(*stages[size_t(stage)]->findVar("w." + std::to_string(stage)));
+    };
   };
-  expectRefused(
-      {{"one in the middle", piece(1, [](Variable& w) { w.type.dims[0] = Dim{"layer", 1}; }),
-        {"weight 'w': no program holds 'layer' 3"}},
-       {"the last ones", piece(3, [](Variable& w) { w.type.dims[0] = Dim{"layer", 1}; }),
-        {"weight 'w': no program holds 'layer' 7"}},
-       {"a stage's", [](Modules& stages) { stages[2]->findVar("w.2")->kind = VarKind::Moment; },
-        {"weight 'w': no program holds 'layer' 4 to 5"}},
-       {"held twice", piece(2, [](Variable& w) { w.piece->first = 3; }),
-        {"weight 'w': 'pipe 1' and 'pipe 2' both hold 'layer' 3"}},
-       {"of a shorter model", piece(0, [](Variable& w) { w.piece->all = 7; }),
-        {"the program's 'w.0' is not the model's"}},
-       {"of another weight", piece(0, [](Variable& w) { w.piece->of = "v"; }),
-        {"the program's 'w.0' is not the model's"}},
-       {"for all stages", [](Modules& stages) { stages[0]->where.clear(); },
-        {"the program's 'w.0' is a stage's, but no stage's program holds it"}},
-       {"a weight of no stage",
-        [](Modules& stages) {
-          for (auto& stage : stages)
-            if (Variable* table = stage->findVar("table")) table->kind = VarKind::Moment;
-        },
-        {"weight 'table': no program holds it"}}},
-      held);
+  expectRefused({{"one in the middle",
+                  piece(1,
+                        [](Variable& w) {
+                          w.type.dims[0] = Dim{"layer", 1};
+                        }),
+                  {"weight 'w': no program holds 'layer' 3"}},
+                 {"the last ones",
+                  piece(3,
+                        [](Variable& w) {
+                          w.type.dims[0] = Dim{"layer", 1};
+                        }),
+                  {"weight 'w': no program holds 'layer' 7"}},
+                 {"a stage's",
+                  [](Modules& stages) { stages[2]->findVar("w.2")->kind = VarKind::Moment; },
+                  {"weight 'w': no program holds 'layer' 4 to 5"}},
+                 {"held twice",
+                  piece(2, [](Variable& w) { w.piece->first = 3; }),
+                  {"weight 'w': 'pipe 1' and 'pipe 2' both hold 'layer' 3"}},
+                 {"of a shorter model",
+                  piece(0, [](Variable& w) { w.piece->all = 7; }),
+                  {"the program's 'w.0' is not the model's"}},
+                 {"of another weight",
+                  piece(0, [](Variable& w) { w.piece->of = "v"; }),
+                  {"the program's 'w.0' is not the model's"}},
+                 {"for all stages",
+                  [](Modules& stages) { stages[0]->where.clear(); },
+                  {"the program's 'w.0' is a stage's, but no stage's program holds it"}},
+                 {"a weight of no stage",
+                  [](Modules& stages) {
+                    for (auto& stage : stages)
+                      if (Variable* table = stage->findVar("table")) table->kind = VarKind::Moment;
+                  },
+                  {"weight 'table': no program holds it"}}},
+                held);
 }
 
 TEST(Pipeline, TiedEmbeddingGradientLost) {
@@ -354,13 +399,19 @@ TEST(Pipeline, TiedEmbeddingGradientLost) {
           sum->erase();
         }),
         {"weight 'table': 'pipe' 0, 3 hold it, but 'pipe 0' does not sum its gradient among them"}},
-       {"among others", both([](Op* sum) { sum->attrs.set("among", Words{"0", "2", "3"}); }),
+       {"among others",
+        both([](Op* sum) {
+          sum->attrs.set("among", Words{"0", "2"});
+        }),
         {"weight 'table': 'pipe' 0, 3 hold it"}},
-       {"along another axis", both([](Op* sum) { sum->attrs.set("axes", Words{"data"}); }),
+       {"along another axis",
+        both([](Op* sum) { sum->attrs.set("axes", Words{"data"}); }),
         {"weight 'table': 'pipe' 0, 3 hold it"}},
-       {"two of them speak for it", [](Modules& stages) { stages[3]->findVar("table")->tied = false; },
+       {"two of them speak for it",
+        [](Modules& stages) { stages[3]->findVar("table")->tied = false; },
         {"weight 'table': 'pipe 0' and 'pipe 3' both hold it, and neither is marked as tied"}},
-       {"none does", [](Modules& stages) { stages[0]->findVar("table")->tied = true; },
+       {"none does",
+        [](Modules& stages) { stages[0]->findVar("table")->tied = true; },
         {"weight 'table': no program holds it"}}},
       held);
   expectRefused(
@@ -370,18 +421,31 @@ TEST(Pipeline, TiedEmbeddingGradientLost) {
           sum->result()->replaceAllUsesWith(sum->operand(0));
           sum->erase();
         },
-        {"rank 0 (pipe 0, data 0, tensor 0) waits for ever: rank 12 (pipe 3, data 0, tensor 0) starts 0 of such",
+        {"rank 0 (pipe 0, data 0, tensor 0) waits for ever: rank 12 (pipe 3, data 0, tensor 0) "
+         "starts 0 of such",
          "message 1 of the group over pipe, ranks 0, 12", "among = [\"0\", \"3\"]"}},
+       {"among one more",
+        both([](Op* sum) {
+          sum->attrs.set("among", Words{"0", "2", "3"});
+        }),
+        {"waits for ever: rank 8 (pipe 2, data 0, tensor 0) starts 0 of such messages in all",
+         "message 1 of the group over pipe, ranks 0, 8, 12"}},
        {"one sums among others",
-        [](Modules& stages) { sumAmong(*stages[0])->attrs.set("among", Words{"0", "2"}); },
+        [](Modules& stages) {
+          sumAmong(*stages[0])->attrs.set("among", Words{"0", "2"});
+        },
         {"starts 0 of such messages in all", "message 1 of the group over pipe, ranks 0, 8"}},
        {"one is not among them",
-        [](Modules& stages) { sumAmong(*stages[0])->attrs.set("among", Words{"1", "3"}); },
-        {"the program of rank 0 (pipe 0, data 0, tensor 0) is not sound: it is not among the ranks of its message",
+        [](Modules& stages) {
+          sumAmong(*stages[0])->attrs.set("among", Words{"1", "3"});
+        },
+        {"the program of rank 0 (pipe 0, data 0, tensor 0) is not sound: it is not among the ranks "
+         "of its message",
          "%table = all_reduce"}},
        {"one sums among all",
         [](Modules& stages) { sumAmong(*stages[0])->attrs.erase("among"); },
-        {"ranks 0 and 8 enter different operations: count '4' and '1'", "group over pipe, ranks 0, 4, 8, 12"}}},
+        {"ranks 0 and 8 enter different operations: count '4' and '1'",
+         "group over pipe, ranks 0, 4, 8, 12"}}},
       proved);
 }
 
@@ -392,10 +456,17 @@ TEST(Pipeline, MessagesOfNoStage) {
     const char* says;
   };
   for (const Row& row : {
-           Row{[](Module& m) { op(m, "send.x.0", OpKind::Send)->attrs.set("to", int64_t{0}); }, "is for its own rank"},
-           Row{[](Module& m) { op(m, "send.x.0", OpKind::Send)->attrs.set("to", int64_t{4}); }, "the grid has no 'pipe' 4"},
-           Row{[](Module& m) { m.where = {{"data", 0}}; }, "is in a program that all of 'pipe' run"},
-           Row{[](Module& m) { op(m, "send.x.0", OpKind::Send)->attrs.set("axes", Words{"pipe", "data"}); },
+           Row{[](Module& m) { op(m, "send.x.0", OpKind::Send)->attrs.set("to", int64_t{0}); },
+               "is for its own rank"},
+           Row{[](Module& m) { op(m, "send.x.0", OpKind::Send)->attrs.set("to", int64_t{4}); },
+               "the grid has no 'pipe' 4"},
+           Row{[](Module& m) {
+                 m.where = {{"data", 0}};
+               },
+               "is in a program that all of 'pipe' run"},
+           Row{[](Module& m) {
+                 op(m, "send.x.0", OpKind::Send)->attrs.set("axes", Words{"pipe", "data"});
+               },
                "goes along 2 axes, not one"},
        }) {
     Planx planx = test::stages({});

@@ -468,7 +468,9 @@ bool fits(const Planx& planx) {
     std::map<std::pair<const Op*, Iterations>, size_t> number;  // in the group, of what it started
   };
   using Key = std::vector<int64_t>;  // the group's members, and its channel
-  auto isTransfer = [](const Op* op) { return op->kind == OpKind::Send || op->kind == OpKind::Receive; };
+  auto isTransfer = [](const Op* op) {
+    return op->kind == OpKind::Send || op->kind == OpKind::Receive;
+  };
   std::map<Key, std::map<int64_t, std::vector<Event>>> started;
   std::vector<Rank> ranks(size_t(planx.grid().ranks()));
   auto members = [&](size_t rank, const Op* op) {
@@ -518,7 +520,8 @@ bool fits(const Planx& planx) {
         if (isStart) {
           number = group[int64_t(i)].size();
           group[int64_t(i)].push_back(rank.events[rank.next]);
-        } else if (llvm::any_of(members(i, op), [&](int64_t member) { return group[member].size() <= number; })) {
+        } else if (llvm::any_of(members(i, op),
+                                [&](int64_t member) { return group[member].size() <= number; })) {
           break;
         }
         ++rank.next;
@@ -535,7 +538,8 @@ bool fits(const Planx& planx) {
         auto tensor = [](const Op* op) {
           return op->kind == OpKind::Send ? op->operand(0)->name : op->result()->name;
         };
-        if (tensor(a.op) != tensor(b.op) || a.at != b.at || a.op->isUnlessLast() != b.op->isUnlessLast())
+        if (tensor(a.op) != tensor(b.op) || a.at != b.at ||
+            a.op->isUnlessLast() != b.op->isUnlessLast())
           return false;
         bool isOther = member != group.begin()->first;
         if (isTransfer(a.op) != isTransfer(b.op) ||
@@ -639,10 +643,12 @@ TEST(Protocol, AgreesWithAPlainRunOfStages) {
       // Work that all do, along the axes that no role names and along `pipe`.
       for (const char* name : {"p", "q"}) {
         Builder b(role.addFunction(name)->body.get());
-        test::collective(b, OpKind::AllReduce, {b.constant(0, type)}, {type}, {name[0] == 'p' ? "a" : "b"}, name, 1);
+        test::collective(b, OpKind::AllReduce, {b.constant(0, type)}, {type},
+                         {name[0] == 'p' ? "a" : "b"}, name, 1);
       }
       Builder b(role.addFunction("all")->body.get());
-      test::collective(b, OpKind::AllReduce, {b.constant(0, type)}, {type}, {"pipe", "b"}, "all", 1);
+      test::collective(b, OpKind::AllReduce, {b.constant(0, type)}, {type}, {"pipe", "b"}, "all",
+                       1);
       if (stage != 1) {
         Builder b(role.addFunction("ends")->body.get());
         test::collective(b, OpKind::AllReduce, {b.constant(0, type)}, {type}, {"pipe"}, "ends", 1)
@@ -656,7 +662,8 @@ TEST(Protocol, AgreesWithAPlainRunOfStages) {
     std::vector<Transfer> transfers;
     for (size_t n = 1 + below(4); n > 0; --n) {
       int64_t from = int64_t(below(kStages));
-      transfers.push_back({from, (from + 1 + int64_t(below(kStages - 1))) % kStages, int64_t(below(2))});
+      transfers.push_back(
+          {from, (from + 1 + int64_t(below(kStages - 1))) % kStages, int64_t(below(2))});
     }
     for (size_t i = 0; i < transfers.size(); ++i) {
       const auto& [from, to, channel] = transfers[i];
@@ -665,10 +672,12 @@ TEST(Protocol, AgreesWithAPlainRunOfStages) {
       Builder s(sender.addFunction("send" + number)->body.get());
       Value* sent = s.read(sender.findVar("slot"));
       sent->name = "m" + number;
-      s.create(OpKind::Send, {sent}, {}, {{"axes", Words{"pipe"}}, {"to", to}, {"channel", channel}});
+      s.create(OpKind::Send, {sent}, {},
+               {{"axes", Words{"pipe"}}, {"to", to}, {"channel", channel}});
       Builder r(receiver.addFunction("receive" + number)->body.get());
-      r.create(OpKind::Receive, {}, {type}, {{"axes", Words{"pipe"}}, {"from", from}, {"channel", channel}},
-               nullptr, sent->name);
+      r.create(OpKind::Receive, {}, {type},
+               {{"axes", Words{"pipe"}}, {"from", from}, {"channel", channel}}, nullptr,
+               sent->name);
     }
     // An order of all of them, of which each stage does its part; waits come later or at once.
     std::vector<std::vector<Call>> late(kStages);
@@ -681,7 +690,8 @@ TEST(Protocol, AgreesWithAPlainRunOfStages) {
       }
       schedule.push_back({function, microbatch, Phase::Start});
       auto& waits = late[size_t(stage)];
-      waits.insert(waits.begin() + long(below(waits.size() + 1)), {function, microbatch, Phase::Wait});
+      waits.insert(waits.begin() + long(below(waits.size() + 1)),
+                   {function, microbatch, Phase::Wait});
       while (!waits.empty() && below(2)) {
         schedule.push_back(waits.back());
         waits.pop_back();
@@ -700,10 +710,12 @@ TEST(Protocol, AgreesWithAPlainRunOfStages) {
     }
     for (int64_t stage = 0; stage < kStages; ++stage) {
       auto& role = *planx.roles[size_t(stage)];
-      role.schedule.insert(role.schedule.end(), late[size_t(stage)].begin(), late[size_t(stage)].end());
+      role.schedule.insert(role.schedule.end(), late[size_t(stage)].begin(),
+                           late[size_t(stage)].end());
       // What a round doesn't use is not there; a call of "p" and "q" is one a microbatch.
       llvm::erase_if(role.functions, [&](const auto& function) {
-        return llvm::none_of(role.schedule, [&](const Call& c) { return c.function == function->name; });
+        return llvm::none_of(role.schedule,
+                             [&](const Call& c) { return c.function == function->name; });
       });
     }
     // Changes: calls of one stage exchanged, a pair of them left out or for another rank, waits later.
@@ -726,7 +738,8 @@ TEST(Protocol, AgreesWithAPlainRunOfStages) {
             return c.function == gone.function && c.microbatch == gone.microbatch;
           });
           llvm::erase_if(role.functions, [&](const auto& function) {
-            return llvm::none_of(schedule, [&](const Call& c) { return c.function == function->name; });
+            return llvm::none_of(schedule,
+                                 [&](const Call& c) { return c.function == function->name; });
           });
           break;
         }
@@ -738,7 +751,9 @@ TEST(Protocol, AgreesWithAPlainRunOfStages) {
           });
           break;
         default:
-          if (schedule[at].phase == Phase::Wait) std::rotate(schedule.begin() + long(at), schedule.begin() + long(at) + 1, schedule.end());
+          if (schedule[at].phase == Phase::Wait)
+            std::rotate(schedule.begin() + long(at), schedule.begin() + long(at) + 1,
+                        schedule.end());
       }
     }
     bool expected = fits(planx);
