@@ -100,7 +100,8 @@ Error pairUp(const Op& op) {
   if (waits.size() != 1)
     return broken("it starts a message and waits for it " + Twine(waits.size()) +
                   " times, not once:" + describe(op));
-  if (other) return broken("it uses a message before waiting for it:" + describe(op) + describe(*other));
+  if (other)
+    return broken("it uses a message before waiting for it:" + describe(op) + describe(*other));
   const Op& wait = *waits.front();
   if (wait.parent() != op.parent())
     return broken("it waits for a message in another block than it starts it:" + describe(op) +
@@ -110,7 +111,8 @@ Error pairUp(const Op& op) {
       wait.operands().take_front(op.results().size()) != op.results())
     return broken("it waits for a part of a message:" + describe(op) + describe(wait));
   if (wait.isUnlessLast() != op.isUnlessLast())
-    return broken("the last iteration leaves out one of start and wait:" + describe(op) + describe(wait));
+    return broken("the last iteration leaves out one of start and wait:" + describe(op) +
+                  describe(wait));
   return Error::success();
 }
 
@@ -185,7 +187,8 @@ Steps withoutAlone(const Steps& steps, const std::vector<bool>& isAlone) {
         bool isAll = true;
         for (size_t i = begin + 1; i < kept.size(); ++i) {
           isAll &= kept[i].kind == Step::Skip;
-          starts = saturatingAdd(starts, saturatingMul(kept[i].count, kept[i].unlessLast ? count - 1 : count));
+          starts = saturatingAdd(
+              starts, saturatingMul(kept[i].count, kept[i].unlessLast ? count - 1 : count));
         }
         if (isAll) {
           kept.resize(begin);

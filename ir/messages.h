@@ -32,7 +32,7 @@ struct Step {
   enum Kind : uint8_t { Start, Wait, Repeat, End, Skip } kind;
   size_t at = 0;  // Start and Wait: the message; End: its Repeat
   bool unlessLast = false;
-  int64_t count = 0;  // Repeat: iterations; Skip: starts
+  int64_t count = 0;     // Repeat: iterations; Skip: starts
   bool reverse = false;  // of a Repeat
 };
 using Steps = std::vector<Step>;

@@ -88,7 +88,7 @@ class Simulation {
     int64_t rank;
     size_t role;
     const Program* program;
-    std::vector<Part> parts;                               // of each message
+    std::vector<Part> parts;                                 // of each message
     std::vector<llvm::SmallVector<Entry, 1>> underWay = {};  // of each message: not yet waited for
     int64_t started = 0;
     size_t call = 0, step = 0;  // what it does next
@@ -128,6 +128,8 @@ class Simulation {
   // Runs a rank until it ends or waits.
   Error advance(size_t rank);
   Error differ(const Entry& a, const Entry& b) const;
+  // How many of a group's messages a rank starts in a step.
+  int64_t startsIn(size_t rank, size_t group) const;
   Error stuck();
   const Message& message(const Entry& entry) const {
     return ranks_[entry.rank].program->messages[entry.message];
@@ -143,7 +145,7 @@ class Simulation {
 
   const Grid& grid_;
   const Ranks& apart_;
-  std::vector<Program> programs_;  // of each role
+  std::vector<Program> programs_;              // of each role
   std::vector<std::vector<size_t>> features_;  // of each role's messages: a number for each text
   std::vector<Rank> ranks_;
   std::vector<Group> groups_;
@@ -280,7 +282,9 @@ Error Simulation::start(size_t number, size_t message) {
   if (size_t(mine.number - group.complete) == group.open.size())
     group.open.push_back({mine, group.members.size()});
   Open& open = group.open[size_t(mine.number - group.complete)];
-  auto features = [&](const Entry& entry) { return features_[ranks_[entry.rank].role][entry.message]; };
+  auto features = [&](const Entry& entry) {
+    return features_[ranks_[entry.rank].role][entry.message];
+  };
   // Of a transfer's two sides each is there once.
   bool isOneSide = this->message(mine).isTransfer() && open.first.rank != number &&
                    this->message(open.first).op->kind == this->message(mine).op->kind;
@@ -362,16 +366,17 @@ Error Simulation::differ(const Entry& a, const Entry& b) const {
   auto featuresA = featuresOf(*message(a).op), featuresB = featuresOf(*message(b).op);
   featuresA.push_back({"iteration", momentText(a)});
   featuresB.push_back({"iteration", momentText(b)});
-  std::string who = "ranks " + std::to_string(ranks_[a.rank].rank) + " and " + std::to_string(ranks_[b.rank].rank);
+  std::string who = "ranks " + std::to_string(ranks_[a.rank].rank) + " and " +
+                    std::to_string(ranks_[b.rank].rank);
   const Op& opA = *message(a).op;
   if (message(a).isTransfer() && opA.kind == message(b).op->kind)
-    return broken(who + " both " + opA.info().text + " to each other" + operation(a) + operation(b) +
-                  "\n  both are " + place(a));
+    return broken(who + " both " + opA.info().text + " to each other" + operation(a) +
+                  operation(b) + "\n  both are " + place(a));
   size_t i = 0;
   while (featuresA[i].value == featuresB[i].value) ++i;
-  return broken(who + " enter different operations: " + featuresA[i].name + " '" + featuresA[i].value +
-                "' and '" + featuresB[i].value + "'" + operation(a) + operation(b) +
-                "\n  both are " + place(a));
+  return broken(who + " enter different operations: " + featuresA[i].name + " '" +
+                featuresA[i].value + "' and '" + featuresB[i].value + "'" + operation(a) +
+                operation(b) + "\n  both are " + place(a));
 }
 
 size_t Simulation::awaited(const Entry& entry) const {
@@ -379,6 +384,28 @@ size_t Simulation::awaited(const Entry& entry) const {
   size_t member = 0;
   while (group.started[member] > entry.number) ++member;
   return group.members[member];
+}
+
+int64_t Simulation::startsIn(size_t number, size_t group) const {
+  const Rank& rank = ranks_[number];
+  std::vector<int64_t> ofFunction;
+  for (const Steps& steps : rank.program->functions) {
+    int64_t starts = 0;
+    std::vector<int64_t> counts;  // of the repeats around, and how often each runs in all
+    int64_t times = 1;
+    for (const Step& step : steps) {
+      if (step.kind == Step::Repeat)
+        counts.push_back(step.count), times = saturatingMul(times, step.count);
+      if (step.kind == Step::End) times /= counts.back(), counts.pop_back();
+      if (step.kind == Step::Start && rank.parts[step.at].group == group)
+        starts = saturatingAdd(starts, step.unlessLast ? times - times / counts.back() : times);
+    }
+    ofFunction.push_back(starts);
+  }
+  int64_t starts = 0;
+  for (const Program::Call& call : rank.program->calls)
+    if (call.phase != Phase::Wait) starts = saturatingAdd(starts, ofFunction[call.function]);
+  return starts;
 }
 
 // Each waiting rank waits for one that has not started its message: that leads to a rank that has
@@ -392,6 +419,16 @@ Error Simulation::stuck() {
     at = awaited(ranks_[at].waitsFor());
   }
   bool isCircle = !ranks_[at].ended;
+  // What another never starts says more than the circle that comes of it.
+  for (size_t i = 0; isCircle && i < ranks_.size(); ++i) {
+    if (ranks_[i].ended) continue;
+    const Entry& entry = ranks_[i].waitsFor();
+    size_t other = awaited(entry);
+    int64_t starts = startsIn(other, ranks_[i].parts[entry.message].group);
+    if (starts <= entry.number)
+      return broken(name(i) + " waits for ever: " + name(other) + " starts " + Twine(starts) +
+                    " of such messages in all" + operation(entry) + "\n    is " + place(entry));
+  }
   chain.erase(chain.begin(), isCircle ? llvm::find(chain, at) : std::prev(chain.end()));
   std::string text = isCircle ? "ranks wait for each other for ever"
                               : name(chain.back()) + " waits for ever: " + name(at) + " has ended";
@@ -412,7 +449,8 @@ static const Message* strange(const Program& program, const Coordinates& rank) {
   for (const Message& message : program.messages) {
     Axes axes = groupAxes(*message.op);
     std::vector<int64_t> among = coordinatesOf(*message.op, rank);
-    if (!axes.empty() && !among.empty() && !llvm::is_contained(among, rank.on(axes[0].name))) return &message;
+    if (!axes.empty() && !among.empty() && !llvm::is_contained(among, rank.on(axes[0].name)))
+      return &message;
   }
   return nullptr;
 }

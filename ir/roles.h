@@ -16,8 +16,9 @@ struct Representative {
 };
 
 struct Ranks {
-  std::vector<std::vector<int64_t>> told;  // per axis: those that are named, and the first that is not
-  std::vector<Representative> list;        // in the order of ranks
+  std::vector<std::vector<int64_t>>
+      told;                          // per axis: those that are named, and the first that is not
+  std::vector<Representative> list;  // in the order of ranks
 };
 Ranks ranksToldApart(const Planx& planx);
 

@@ -303,8 +303,10 @@ llvm::Error Verifier::run() {
   for (const auto& function : module_.functions)
     if (llvm::Error error = block(*function->body, 0))
       return broken("function '@" + function->name + "': " + llvm::toString(std::move(error)));
+  llvm::StringSet<> functions;  // there may be thousands of calls
+  for (const auto& function : module_.functions) functions.insert(function->name);
   for (const Call& call : module_.schedule) {
-    if (!module_.findFunction(call.function))
+    if (!functions.contains(call.function))
       return broken("the schedule calls '@" + call.function + "', which there is not");
     if (call.microbatch < -1 || call.microbatch >= microbatches)
       return broken("the schedule calls '@" + call.function + "' for microbatch " +

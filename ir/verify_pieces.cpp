@@ -5,6 +5,7 @@
 #include <set>
 
 #include "ir/roles.h"
+#include "ir/traffic.h"
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringMap.h"
 
@@ -37,14 +38,17 @@ std::string iterations(const Variable& weight, int64_t first, int64_t end) {
 }
 
 // Programs of ranks that differ only along the axis, in its order.
-Error checkColumn(const Module& model, llvm::ArrayRef<const Module*> programs, llvm::StringRef axis) {
+Error checkColumn(const Module& model, llvm::ArrayRef<const Module*> programs,
+                  llvm::StringRef axis) {
   llvm::StringMap<std::vector<Held>> held;
   for (const Module* program : programs) {
-    bool isOfOneStage = llvm::any_of(program->where, [&](const auto& at) { return at.first == axis; });
+    bool isOfOneStage =
+        llvm::any_of(program->where, [&](const auto& at) { return at.first == axis; });
     for (const auto& var : program->vars) {
       if (var->kind != VarKind::Weight) continue;
       if ((var->piece || var->tied) && !isOfOneStage)
-        return broken("the program's '" + var->name + "' is a stage's, but no stage's program holds it");
+        return broken("the program's '" + var->name +
+                      "' is a stage's, but no stage's program holds it");
       if (var->tied) continue;
       Held mine{0, var->stack.empty() ? 1 : var->type.dims.front().size, program};
       if (var->piece) mine.first += var->piece->first, mine.end += var->piece->first;
@@ -53,23 +57,88 @@ Error checkColumn(const Module& model, llvm::ArrayRef<const Module*> programs, l
   }
   for (const auto& weight : model.vars) {
     if (weight->kind != VarKind::Weight) continue;
-    auto wrong = [&](const Twine& what) { return broken("weight '" + weight->name + "': " + what); };
+    auto wrong = [&](const Twine& what) {
+      return broken("weight '" + weight->name + "': " + what);
+    };
     std::vector<Held>& pieces = held[weight->name];
     if (pieces.empty()) return wrong("no program holds it");
     llvm::stable_sort(pieces, [](const Held& a, const Held& b) { return a.first < b.first; });
     int64_t all = weight->stack.empty() ? 1 : weight->type.dims.front().size, next = 0;
     const Module* last = nullptr;
     for (const Held& piece : pieces) {
-      std::string both = last ? stage(*last, axis) + " and " + stage(*piece.by, axis) + " both hold " : "";
+      std::string both =
+          last ? stage(*last, axis) + " and " + stage(*piece.by, axis) + " both hold " : "";
       if (piece.first < next)
         return wrong(both + (weight->stack.empty()
                                  ? "it, and neither is marked as tied"
                                  : iterations(*weight, piece.first, std::min(next, piece.end))));
-      if (piece.first > next) return wrong("no program holds " + iterations(*weight, next, piece.first));
+      if (piece.first > next)
+        return wrong("no program holds " + iterations(*weight, next, piece.first));
       next = piece.end;
       last = piece.by;
     }
     if (next < all) return wrong("no program holds " + iterations(*weight, next, all));
+  }
+  return Error::success();
+}
+
+// The dims of a tensor on all ranks together, whatever their order.
+std::vector<std::pair<std::string, int64_t>> dimsOf(const Type& type) {
+  std::vector<std::pair<std::string, int64_t>> dims;
+  for (const Dim& dim : type.whole().dims) dims.push_back({dim.name, dim.size});
+  llvm::sort(dims);
+  return dims;
+}
+
+// How many sums of such a tensor a program makes among these stages, whoever else has a part in them.
+int64_t sumsAmong(const Module& program, llvm::StringRef axis, const std::vector<int64_t>& stages,
+                  const Type& type) {
+  int64_t sums = 0;
+  for (const auto& function : program.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->kind != OpKind::AllReduce) return;
+      Axes axes = groupAxes(*op);
+      if (!hasAxis(axes, axis)) return;
+      std::vector<int64_t> among = coordinatesOf(*op, Coordinates());
+      bool isAmongAll =
+          among.empty() || (axes[0].name == axis && llvm::all_of(stages, [&](int64_t at) {
+                              return llvm::is_contained(among, at);
+                            }));
+      if (!isAmongAll) return;
+      for (const Value* summed : op->operands()) sums += dimsOf(summed->type) == dimsOf(type);
+    });
+  return sums;
+}
+
+// Each stage that holds a tied weight adds up its gradient with all others that do.
+Error checkTied(const Module& model, llvm::ArrayRef<const Module*> programs, llvm::StringRef axis) {
+  struct Tied {
+    std::vector<int64_t> stages;
+    std::vector<const Module*> programs;
+  };
+  std::map<std::string, Tied> held;
+  for (const Module* program : programs)
+    for (const auto& [name, at] : program->where)
+      for (const auto& var : program->vars)
+        if (name == axis && var->kind == VarKind::Weight && !var->piece) {
+          held[var->name].stages.push_back(at);
+          held[var->name].programs.push_back(program);
+        }
+  for (const auto& [name, tied] : held) {
+    if (tied.stages.size() == 1) continue;
+    const Variable& weight = *model.findVar(name);
+    for (const Module* program : tied.programs) {
+      // Weights alike in all that is looked at here need as many sums.
+      int64_t wanted = llvm::count_if(held, [&, &tied = tied](const auto& other) {
+        return other.second.stages == tied.stages &&
+               dimsOf(model.findVar(other.first)->type) == dimsOf(weight.type);
+      });
+      if (sumsAmong(*program, axis, tied.stages, weight.type) >= wanted) continue;
+      std::string stages;
+      for (int64_t at : tied.stages) stages += (stages.empty() ? "" : ", ") + std::to_string(at);
+      return broken("weight '" + name + "': '" + axis + "' " + stages + " hold it, but " +
+                    stage(*program, axis) + " does not sum its gradient among them");
+    }
   }
   return Error::success();
 }
@@ -89,8 +158,10 @@ Error verifyPieces(const Planx& planx) {
   }
   std::set<std::vector<const Module*>> checked;
   for (const auto& [place, programs] : columns)
-    if (checked.insert(programs).second)
+    if (checked.insert(programs).second) {
       if (Error error = checkColumn(*planx.model, programs, axis)) return error;
+      if (Error error = checkTied(*planx.model, programs, axis)) return error;
+    }
   return Error::success();
 }
 

@@ -1,5 +1,5 @@
 // A replay of one step, in which functions are lists of what they do to variables. Tested by
-// tests/unit/schedule_test.cpp.
+// tests/unit/verify_schedule_test.cpp.
 #include "ir/verify_schedule.h"
 
 #include "ir/text.h"
@@ -45,7 +45,7 @@ struct Uses {
 // One of a variable's copies. Calls are numbered from 1.
 struct Copy {
   int64_t holds = kNothing;
-  size_t receives = 0;                   // the call that started to, and nobody waited for
+  size_t receives = 0;                      // the call that started to, and nobody waited for
   llvm::SmallVector<size_t, 1> sends = {};  // the calls that did
 };
 
@@ -54,7 +54,7 @@ struct State {
   llvm::DenseMap<int64_t, Copy> copies{};  // by number; a file's `flights` may be any number
   // Of what is added to.
   std::vector<size_t> adders = {};  // functions
-  size_t added = 0;            // the last call that did, unless it was read since
+  size_t added = 0;                 // the last call that did, unless it was read since
 };
 
 // Whether what it holds is of one step: the rest is the runtime's, or lives from step to step.
@@ -128,7 +128,7 @@ void Replay::collect(const Block& block, size_t function) {
     auto [at, isNew] = stateOf_.try_emplace(op->var, states_.size());
     if (isNew) states_.push_back({op->var});
     size_t variable = at->second;
-    Touch::Kind kind = op->kind == OpKind::Read                               ? Touch::Read
+    Touch::Kind kind = op->kind == OpKind::Read                                ? Touch::Read
                        : op->kind == OpKind::Write || op->kind == OpKind::Zero ? Touch::Write
                                                                                : Touch::Add;
     bool isServed = llvm::any_of(uses.touches, [&](const Touch& touch) {
@@ -167,8 +167,8 @@ Error Replay::repeatsFirst() const {
         if (touch.kind != Touch::Add || !touch.op->isFlag("first")) continue;
         for (const std::string& dim : touch.op->parent()->enclosing())
           if (!llvm::is_contained(touch.op->var->stack, dim))
-            return broken("in " + name(function) + " each iteration of '" + dim + "' overwrites '@" +
-                          touch.op->var->name + "':" + describe(*touch.op));
+            return broken("in " + name(function) + " each iteration of '" + dim +
+                          "' overwrites '@" + touch.op->var->name + "':" + describe(*touch.op));
       }
   return Error::success();
 }
@@ -195,13 +195,14 @@ Error Replay::read(State& state, Copy& copy, const Op& op) {
   if (state.variable->kind == VarKind::Slot) {
     if (copy.holds == microbatch_ || copy.holds == kStep) return Error::success();
     if (copy.holds == kNothing)
-      return wrong("reads '@" + name + "', which nothing has set for " + momentText(microbatch_), op);
-    return wrong("reads '@" + name + "' for " + momentText(microbatch_) + ", which holds " +
-                     momentText(copy.holds) +
-                     (microbatch_ == kStep ? ""
-                                           : " (" + std::to_string(state.variable->flights) +
-                                                 " in flight)"),
-                 op);
+      return wrong("reads '@" + name + "', which nothing has set for " + momentText(microbatch_),
+                   op);
+    return wrong(
+        "reads '@" + name + "' for " + momentText(microbatch_) + ", which holds " +
+            momentText(copy.holds) +
+            (microbatch_ == kStep ? ""
+                                  : " (" + std::to_string(state.variable->flights) + " in flight)"),
+        op);
   }
   if (copy.holds == kNothing)
     return wrong("reads '@" + name + "', which nothing has set in this step", op);
@@ -221,7 +222,8 @@ Error Replay::write(State& state, Copy& copy, const Op& op) {
                      " sends and nobody has waited for",
                  op);
   if (state.added)
-    return wrong("overwrites '@" + name + "', to which " + callText(state.added) + " has added", op);
+    return wrong("overwrites '@" + name + "', to which " + callText(state.added) + " has added",
+                 op);
   copy.holds = microbatch_;
   return Error::success();
 }
@@ -279,7 +281,8 @@ Error Replay::enter(Uses& uses) {
     return wrong("is one for the whole step, and others are for a microbatch");
   auto started = uses.started.find(microbatch_);
   if (phase_ == Phase::Wait)
-    return started != uses.started.end() ? Error::success() : wrong("waits for what no call has started");
+    return started != uses.started.end() ? Error::success()
+                                         : wrong("waits for what no call has started");
   if (started != uses.started.end())
     return wrong("comes before the wait for " + callText(started->second));
   if (phase_ == Phase::Start) {
@@ -292,9 +295,9 @@ Error Replay::enter(Uses& uses) {
     return wrong("runs once more what " + callText(ran->second) + " has run");
   const Op* add = uses.add();
   if (!isNew && add)
-    return this->wrong("adds once more to '@" + add->var->name + "' what " + callText(ran->second) +
-                           " has added",
-                       *add);
+    return this->wrong(
+        "adds once more to '@" + add->var->name + "' what " + callText(ran->second) + " has added",
+        *add);
   return Error::success();
 }
 
@@ -314,7 +317,8 @@ Error Replay::end() const {
   for (size_t i = 0; i < functions_.size(); ++i) {
     const Uses& uses = functions_[i];
     if (uses.ran.empty() && !module_.functions[i]->body->ops.empty())
-      return broken("no call runs " + name(i) + ":" + describe(*module_.functions[i]->body->ops.front()));
+      return broken("no call runs " + name(i) + ":" +
+                    describe(*module_.functions[i]->body->ops.front()));
     if (!uses.started.empty()) {
       size_t first = SIZE_MAX;
       for (const auto& [microbatch, number] : uses.started) first = std::min(first, number);
@@ -323,8 +327,8 @@ Error Replay::end() const {
     const Op* add = uses.add();
     int64_t microbatch = add ? missing(uses) : kNothing;
     if (microbatch != kNothing)
-      return broken("no call runs " + name(i) + " for " + momentText(microbatch) + ", where it adds to '@" +
-                    add->var->name + "':" + describe(*add));
+      return broken("no call runs " + name(i) + " for " + momentText(microbatch) +
+                    ", where it adds to '@" + add->var->name + "':" + describe(*add));
   }
   return Error::success();
 }

@@ -5,6 +5,7 @@
 
 #include "ranks.h"
 #include "sharded.h"
+#include "stages.h"
 
 namespace planc {
 namespace {
@@ -85,6 +86,46 @@ TEST(Traffic, AxesTogetherAndInParts) {
   EXPECT_EQ(traffic.total(std::nullopt, "tensor"), (Total{2, 440 + 160}));
   EXPECT_EQ(traffic.total(std::nullopt, "kv"), (Total{1, 440}));
   EXPECT_EQ(traffic.total(OpKind::AllReduce, "data"), (Total{2, 440 + 480}));
+}
+
+// A stage in the middle sends each microbatch's activation on and its gradient back; what it receives
+// another counts. A sum among two stages of four: each sends what it would with one other.
+TEST(Traffic, StagesOfAPipeline) {
+  Planx planx = test::stages({.stages = 4, .microbatches = 6});
+  int64_t x = 8 / 2 * 4 * 4, table = 4 * 4;
+  auto total = [&](size_t stage, std::optional<OpKind> kind) {
+    return trafficOf(*planx.roles[stage]).total(kind, "pipe");
+  };
+  EXPECT_EQ(total(0, OpKind::Send), (Total{6, 6 * x}));
+  EXPECT_EQ(total(1, OpKind::Send), (Total{12, 12 * x}));
+  EXPECT_EQ(total(3, OpKind::Send), (Total{6, 6 * x}));
+  EXPECT_EQ(total(1, OpKind::Receive), (Total{12, 0}));
+  // The norm's sum over the four stages, 4 bytes; the table's gradient between the first and the last.
+  EXPECT_EQ(total(0, OpKind::AllReduce), (Total{2, 2 * 3 * 4 / 4 + table}));
+  EXPECT_EQ(total(1, OpKind::AllReduce), (Total{1, 2 * 3 * 4 / 4}));
+  EXPECT_EQ(total(1, std::nullopt), (Total{25, 12 * x + 6}));
+  EXPECT_EQ(trafficOf(*planx.roles[1]).total(OpKind::Send, "data"), Total());
+}
+
+// Who meets: of a message its two sides, of a sum among some those, on the rank's own other coordinates.
+TEST(Traffic, MembersOfMessagesBetweenStages) {
+  Planx planx = test::stages({.stages = 4});
+  const Module& stage = *planx.roles[1];
+  Coordinates rank(stage.grid, 6);  // pipe 1, data 1, tensor 0
+  auto members = [&](const Module& module, llvm::StringRef function, OpKind kind, const Coordinates& at) {
+    std::vector<std::vector<int64_t>> found;
+    for (const Op* op : module.findFunction(function)->body->ops)
+      if (op->kind == kind) found.push_back(membersOf(*op, at));
+    return found;
+  };
+  using Found = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(members(stage, "send.x.1", OpKind::Send, rank), (Found{{6, 10}}));
+  EXPECT_EQ(members(stage, "receive.x.1", OpKind::Receive, rank), (Found{{2, 6}}));
+  EXPECT_EQ(members(stage, "update", OpKind::AllReduce, rank), (Found{{2, 6, 10, 14}}));
+  Coordinates last(stage.grid, 15);
+  Found found = members(*planx.roles[3], "reduce", OpKind::AllReduce, last);
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_EQ(found[1], (std::vector<int64_t>{3, 15}));
 }
 
 }  // namespace
