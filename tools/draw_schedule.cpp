@@ -64,8 +64,8 @@ class TextDrawing {
       if (i > 0) out_ += '\n';
       if (sections > kSections && i == kSections / 2) {
         i = sections - kSections / 2;
-        out_ += "... time " + shortNumber(std::ceil(double(kSections / 2 * width) / scale_)) +
-                " to " + shortNumber(std::floor(double(i * width) / scale_)) + " is left out\n\n";
+        out_ += "... time " + shortNumber(std::round(double(kSections / 2 * width) / scale_)) +
+                " to " + shortNumber(std::round(double(i * width) / scale_)) + " is left out\n\n";
       }
       section(i * width, std::min(total, (i + 1) * width));
     }
