@@ -46,8 +46,8 @@ def read(path):
     events = events["traceEvents"] if isinstance(events, dict) else events
     events = [e for e in events if e.get("ph") == "X"]
     stages = {}
-    for rank in sorted({e["pid"] for e in events}):
-        mine = [e for e in events if e["pid"] == rank]
+    for rank in sorted({e["tid"] for e in events}):
+        mine = [e for e in events if e["tid"] == rank]
         waits = [e for e in mine if e["cat"] == "wait"]
         calls = []
         for call in sorted((e for e in mine if e["cat"] == "call"), key=lambda e: e["ts"]):

@@ -121,23 +121,35 @@ void MemoryPlan::keepBetweenCalls() {
       if (op->var && op->var->kind == VarKind::Slot) slots->insert(op->var);
     });
   }
-  for (auto& [var, buffer] : slotBuffer_) {
-    std::map<int64_t, size_t> last;  // of each microbatch's calls that touch it
+  // What runs meanwhile depends on who touches the slot alone, and most have the same users.
+  auto runsMeanwhile = [&](const std::set<const Function*>& users) {
+    std::set<const Function*> meanwhile;
+    std::map<int64_t, size_t> last;  // of each microbatch's calls to a user
     for (size_t i = 0; i < calls.size(); ++i)
-      if (touched[calls[i]].contains(var)) last[module_.schedule[i].microbatch] = i;
+      if (users.count(calls[i])) last[module_.schedule[i].microbatch] = i;
     std::set<int64_t> alive;
-    for (size_t i = 0; i < calls.size() && !last.empty(); ++i) {
+    for (size_t i = 0; i < calls.size(); ++i) {
       int64_t microbatch = module_.schedule[i].microbatch;
-      bool touches = touched[calls[i]].contains(var);
-      if (touches) alive.insert(microbatch);
-      bool isAlone = touches && alive.size() == 1;
-      if (!alive.empty() && !isAlone) {
-        Buffer& life = buffers_[size_t(buffer)];
-        auto [from, to] = lives_[calls[i]];
-        life.from = std::min(life.from, from);
-        life.to = std::max(life.to, to);
-      }
-      if (touches && last[microbatch] == i) alive.erase(microbatch);
+      bool isUser = users.count(calls[i]);
+      if (isUser) alive.insert(microbatch);
+      bool isAlone = isUser && alive.size() == 1;
+      if (!alive.empty() && !isAlone) meanwhile.insert(calls[i]);
+      if (isUser && last[microbatch] == i) alive.erase(microbatch);
+    }
+    return meanwhile;
+  };
+  std::map<std::set<const Function*>, std::set<const Function*>> known;
+  for (auto& [var, buffer] : slotBuffer_) {
+    std::set<const Function*> users;
+    for (const auto& [function, slots] : touched)
+      if (slots.contains(var)) users.insert(function);
+    auto [at, isNew] = known.try_emplace(users);
+    if (isNew) at->second = runsMeanwhile(users);
+    Buffer& life = buffers_[size_t(buffer)];
+    for (const Function* function : at->second) {
+      auto [from, to] = lives_[function];
+      life.from = std::min(life.from, from);
+      life.to = std::max(life.to, to);
     }
   }
 }

@@ -176,6 +176,7 @@ void StageCalls::send(bool isBackward, int chunk) {
     sends_[i].push_back({name, task.microbatch, Phase::Start});
     place = task.microbatch;
   }
+  llvm::sort(under);
   for (int64_t m : under)
     if (m >= 0) waits_.back().push_back({name, m, Phase::Wait});
 }
