@@ -10,14 +10,14 @@ bool ModelVariable::isHeldBy(const Module& program) const {
   return llvm::any_of(parts, [&](const Held& held) { return held.program == &program; });
 }
 
-Roles::Roles(const Module& program) : programs_{&program} { add(); }
+Roles::Roles(const Module& program) : programs_{&program} { listVariables(); }
 
 Roles::Roles(const Modules& programs) {
   for (const auto& program : programs) programs_.push_back(program.get());
-  add();
+  listVariables();
 }
 
-void Roles::add() {
+void Roles::listVariables() {
   for (const GridAxis& axis : grid().axes) {
     auto names = [&](const auto& at) { return at.first == axis.name; };
     if (llvm::any_of(programs_, [&](const Module* m) { return llvm::any_of(m->where, names); }))

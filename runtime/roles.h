@@ -36,6 +36,7 @@ class Roles {
   llvm::Error check() const;
 
   const Grid& grid() const { return programs_.front()->grid; }
+  llvm::ArrayRef<const Module*> programs() const { return programs_; }
   const Module& program(int64_t rank) const;
   // Axes along which ranks run different programs: they need not hold the same variables.
   const Axes& stageAxes() const { return stageAxes_; }
@@ -48,7 +49,7 @@ class Roles {
   const ModelVariable* find(llvm::StringRef name) const;
 
  private:
-  void add();
+  void listVariables();
 
   std::vector<const Module*> programs_;
   Axes stageAxes_;

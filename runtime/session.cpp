@@ -203,16 +203,16 @@ llvm::Expected<double> Session::metric(llvm::StringRef name) const {
   double value = 0;
   if (const Variable* var = program_.findVar(name))
     value = fetch(var->type.elem, interpreter_->data(*var), 0);
-  std::vector<int> lack, have;
-  for (int rank = 0; rank < comm_.size(); ++rank)
-    (metric->isHeldBy(roles_.program(rank)) ? have : lack).push_back(rank);
-  if (lack.empty()) return value;
+  auto holds = [&](const Module* program) { return metric->isHeldBy(*program); };
+  if (llvm::all_of(roles_.programs(), holds)) return value;
+  int root = 0;
+  while (root + 1 < comm_.size() && !holds(&roles_.program(root))) ++root;
   Message message{.kind = Collective::Broadcast,
                   .elem = Elem::F64,
                   .send = &value,
                   .recv = &value,
                   .count = 1,
-                  .root = have.front()};
+                  .root = root};
   Site site{.op = "metric", .tensor = metric->name};
   if (llvm::Error error = comm_.wait(comm_.start(comm_.world(), message, site))) return error;
   return value;

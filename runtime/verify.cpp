@@ -12,6 +12,7 @@
 #include <mutex>
 #include <set>
 
+#include "ir/schedule.h"
 #include "runtime/elements.h"
 #include "runtime/random.h"
 #include "runtime/runs.h"
@@ -67,9 +68,9 @@ size_t updateOf(const Module& program) {
                 program.schedule.begin());
 }
 
-// Of any part of the model: `forward`, `forward.2`.
 bool isForward(const Call& call) {
-  return call.phase == Phase::Run && llvm::StringRef(call.function).split('.').first == "forward";
+  std::optional<Task> task = taskOf(call);
+  return task && task->work == Work::Forward;
 }
 
 // A variable, or of an activation or a gradient that is made in a `repeat` one iteration: `at` holds

@@ -381,6 +381,16 @@ bool MpiCommunicator::drive(Slot& slot) {
   }
   check(code, slot.site, describe(slot.message));
   if (done == 0) return false;
+  // MPI takes a shorter message without a word. The receive is a transfer's first request.
+  const Message& m = slot.message;
+  if (m.kind == Collective::SendReceive && m.from != Message::kNobody) {
+    int received = 0;
+    check(MPI_Get_count(statuses_.data(), datatype(m.elem), &received), slot.site);
+    if (received != m.count)
+      abort("failed in " + describe(slot.site) + ", " + describe(m) + ": rank " +
+            std::to_string(slot.group->members()[size_t(m.from)]) + " sends " +
+            (received == MPI_UNDEFINED ? "others" : std::to_string(received)));
+  }
   slot.requests.clear();
   slot.complete = !isReduction(slot.message) || continueReduction(slot);
   return true;

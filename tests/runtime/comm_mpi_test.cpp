@@ -26,6 +26,14 @@ llvm::Error runFailure(Communicator& comm, llvm::StringRef failure) {
       if (failure == "killed" && rank == 3) std::raise(SIGKILL);
       if (failure == "ends" && rank == 3) std::_Exit(0);
       if (failure == "fails" && rank == 2) comm.fail("disk full");
+      if (failure == "transfer" && rank < 2) {
+        std::vector<float> data(200);
+        Message message{.send = data.data(), .recv = data.data(), .count = rank == 0 ? 100 : 200};
+        message.kind = Collective::SendReceive;
+        (rank == 0 ? message.to : message.from) = 1 - rank;
+        Site site{.op = rank == 0 ? "send" : "receive", .tensor = "x", .place = "gpt.plan:7"};
+        if (llvm::Error error = comm.wait(comm.start(comm.world(), message, site))) return error;
+      }
       if (failure == "group")
         comm.group(rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2, 3});
     }
