@@ -246,6 +246,36 @@ TEST(Pipeline, ScheduleWithNoPartnerForAQueuedMessage) {
       proved);
 }
 
+// The other side is told apart from those that run the same, even when no role names it.
+TEST(Pipeline, SentToOneOfMany) {
+  Diagnostics diags;
+  Planx planx;
+  planx.roles = parseModules(diags.addFile("two.ir", R"(module first sharded at pipe 0 {
+  grid pipe 4
+  call @begin
+  start @send(0)
+  wait @send(0)
+  var @x : f32[a 4] slot
+  func @begin {
+    %x = const {value = 1.0} : f32[a 4]
+    write @x(%x)
+  }
+  func @send {
+    %x = read @x : f32[a 4]
+    send(%x) {axes = [pipe], to = 3}
+  }
+}
+module rest sharded {
+  grid pipe 4
+}
+)"),
+                             diags);
+  ASSERT_EQ(planx.roles.size(), 2u);
+  expectSays(proved(planx), "no partner",
+             {"rank 0 (pipe 0) waits for ever: rank 3 (pipe 3) has ended",
+              "channel 0 between ranks 0, 3"});
+}
+
 TEST(Pipeline, MessagesOfAChannelKeepTheirOrder) {
   auto earlier = [](Modules& stages) {
     move(*stages[1], start("receive.x.1", 1), start("receive.x.1", 0));
