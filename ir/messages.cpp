@@ -54,7 +54,6 @@ std::vector<Feature> featuresOf(const Op& op) {
       {"count", list(sent, [](const Value& v) { return std::to_string(v.type.elements()); })},
       {"reduction", reduction.empty() ? "sum" : reduction},
       {"order of axes", words("axes")},
-      {"ranks among them", words("among")},
       {"dim", words("dim")},
       {"source dim", words("from")},
       {"target dim", words("to")},

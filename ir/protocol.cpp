@@ -240,7 +240,7 @@ const Step* Simulation::Rank::next() {
         ++step;
         break;
       case Step::Skip:
-        if (!isLeftOut && phase != Phase::Wait) started += found.count;
+        if (!isLeftOut) started += found.count;
         ++step;
         break;
       case Step::Repeat:

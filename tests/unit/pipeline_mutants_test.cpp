@@ -116,7 +116,7 @@ TEST(Pipeline, ManyCallsAreFast) {
   }
 }
 
-// Stage 1's sums along `tensor` are not run, but still counted.
+// A stage's sums along `tensor` are not run, but still counted.
 TEST(Pipeline, OperationsAreCounted) {
   Planx planx = test::stages({.stages = 2, .microbatches = 2, .layers = 3, .collectives = 5});
   op(*planx.roles[1], "receive.x.1", OpKind::Receive)->loc.line = 77;
@@ -125,6 +125,41 @@ TEST(Pipeline, OperationsAreCounted) {
               // Its layers' sums forward, then the message.
               "rank 0 (pipe 0, data 0, tensor 0), operation 16, microbatch 0:",
               "rank 4 (pipe 1, data 0, tensor 0), operation 1, microbatch 0:"});
+  Block& layer = *op(*planx.roles[0], "forward.0", OpKind::Repeat)->body;
+  (*llvm::find_if(layer.ops, [](Op* op) {
+    return op->kind == OpKind::AllReduce;
+  }))->attrs.set("unless_last", int64_t{1});
+  expectSays(proved(planx), "one left out in the last layer",
+             {"rank 0 (pipe 0, data 0, tensor 0), operation 15,"});
+}
+
+// All of an axis are one group, listed or not.
+TEST(Pipeline, SumsAmongAll) {
+  Planx planx = test::stages({});
+  op(*planx.roles[1], "update", OpKind::AllReduce)->attrs.set("among", Words{"0", "1", "2", "3"});
+  EXPECT_EQ(proved(planx), "");
+}
+
+// Two weights of one shape need two sums.
+TEST(Pipeline, EachTiedWeightIsSummed) {
+  Planx planx = test::stages({});
+  Variable other = *planx.model->findVar("table");
+  other.name = "other";
+  planx.model->addVar(other);
+  for (size_t stage : {0, 3}) {
+    other.tied = stage != 0;
+    planx.roles[stage]->addVar(other);
+  }
+  std::string says = "': 'pipe' 0, 3 hold it, but 'pipe 0' does not sum its gradient among them";
+  expectSays(held(planx), "one sum", {says.c_str()});
+  for (size_t stage : {0, 3}) {
+    Op* sum = sumAmong(*planx.roles[stage]);
+    sum->addOperand(sum->operand(0));
+    sum->addResult(sum->result()->type, "other");
+  }
+  EXPECT_EQ(held(planx), "");
+  for (size_t stage : {0, 3}) sumAmong(*planx.roles[stage])->operand(0)->type.dims[0].size = 8;
+  expectSays(held(planx), "sums of another shape", {says.c_str()});
 }
 
 // ---- Messages between stages.
@@ -209,6 +244,36 @@ TEST(Pipeline, ScheduleWithNoPartnerForAQueuedMessage) {
         },
         {"ranks 0 and 4 both send to each other", "message "}}},
       proved);
+}
+
+// The other side is told apart from those that run the same, even when no role names it.
+TEST(Pipeline, SentToOneOfMany) {
+  Diagnostics diags;
+  Planx planx;
+  planx.roles = parseModules(diags.addFile("two.ir", R"(module first sharded at pipe 0 {
+  grid pipe 4
+  call @begin
+  start @send(0)
+  wait @send(0)
+  var @x : f32[a 4] slot
+  func @begin {
+    %x = const {value = 1.0} : f32[a 4]
+    write @x(%x)
+  }
+  func @send {
+    %x = read @x : f32[a 4]
+    send(%x) {axes = [pipe], to = 3}
+  }
+}
+module rest sharded {
+  grid pipe 4
+}
+)"),
+                             diags);
+  ASSERT_EQ(planx.roles.size(), 2u);
+  expectSays(proved(planx), "no partner",
+             {"rank 0 (pipe 0) waits for ever: rank 3 (pipe 3) has ended",
+              "channel 0 between ranks 0, 3"});
 }
 
 TEST(Pipeline, MessagesOfAChannelKeepTheirOrder) {

@@ -650,13 +650,27 @@ TEST(Protocol, AgreesWithAPlainRunOfStages) {
           });
           break;
         }
-        case 3:
-          walk(*role.findFunction(schedule[at].function)->body, [&](Op* op) {
+        case 3: {
+          Block& body = *role.findFunction(schedule[at].function)->body;
+          if (Op* receive = body.ops[0]; receive->kind == OpKind::Receive && below(2)) {
+            // Both sides send.
+            Builder b(&body);
+            Value* sent = b.read(role.findVar("slot"));
+            sent->name = receive->result()->name;
+            b.create(OpKind::Send, {sent}, {},
+                     {{"axes", Words{"pipe"}},
+                      {"to", receive->attrs.integer("from")},
+                      {"channel", receive->attrs.integer("channel")}});
+            receive->erase();
+            break;
+          }
+          walk(body, [&](Op* op) {
             if (op->has(Comm) && op->attrs.has("channel"))
               op->attrs.set("channel", 1 - op->attrs.integer("channel"));
             if (op->attrs.has("among")) op->attrs.erase("among");
           });
           break;
+        }
         default:
           if (schedule[at].phase == Phase::Wait)
             std::rotate(schedule.begin() + long(at), schedule.begin() + long(at) + 1,

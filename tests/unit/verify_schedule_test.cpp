@@ -167,6 +167,12 @@ TEST(VerifySchedule, NamesWhatIsBroken) {
        {"call 9, 'call @forward(1)' writes '@y', which call 6, 'start @send(0)' sends and nobody "
         "has waited for",
         "write @y(%x)", "at stage.plan:3:2"}},
+      {"added to while it goes",
+       "    %c = read @count : f32[]\n",
+       "    %c = read @count : f32[]\n    accum @y(%x) loc(0:5:3)\n",
+       {"call 11, 'call @backward(0)' writes '@y', which call 6, 'start @send(0)' sends and nobody "
+        "has waited for",
+        "at stage.plan:5:3"}},
       {"for the whole step",
        "    zero @loss loc(0:1:1)\n",
        "    %z = const {value = 0.0} : f32[a 4]\n    write @x(%z)\n    zero @loss\n",
@@ -245,6 +251,15 @@ TEST(VerifySchedule, OwnWritesServe) {
           "    %o = const {value = 0.0} : f32[a 4]\n    write @own(%o)\n"
           "    %p = read @own : f32[a 4]\n    %x = read @saved");
   replace(program, "  func @begin", "  var @own : f32[a 4] slot\n  func @begin");
+  replace(program, "    zero @loss loc(0:1:1)\n", "    zero @loss\n    %l = read @loss : f32[]\n");
+  EXPECT_EQ(verdict(program, kCalls), "");
+}
+
+// What has been read may be written: a sum in place.
+TEST(VerifySchedule, SumsMayBeReplaced) {
+  std::string program = kProgram;
+  replace(program, "    %l = read @loss : f32[] loc(0:6:2)\n",
+          "    %l = read @loss : f32[]\n    write @loss(%l)\n");
   EXPECT_EQ(verdict(program, kCalls), "");
 }
 
