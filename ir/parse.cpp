@@ -621,6 +621,10 @@ std::unique_ptr<Module> Reader::module() {
 Modules Reader::modules() {
   Modules list;
   do {
+    if (!list.empty() && !isWord("module")) {
+      fail("another module or the end of the file");
+      return {};
+    }
     list.push_back(module());
     if (!list.back()) return {};
   } while (token_.kind != Tok::End);

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "llvm/ADT/STLExtras.h"
+#include "ir/verify.h"
 #include "passes/passes.h"
 
 namespace planc {
@@ -487,6 +488,11 @@ void MemoryPlan::run() {
     });
 }
 
-void memory(Module& module, Diagnostics&) { MemoryPlan(module).run(); }
+void memory(Module& module, Diagnostics& diags) {
+  MemoryPlan(module).run();
+  constexpr int64_t kMost = kMaxElements * 8;
+  if (module.arenaBytes < 0 || module.arenaBytes > kMost)
+    diags.report({}, Diag::ArenaTooLarge, module.arenaBytes, kMost);
+}
 
 }  // namespace planc

@@ -63,7 +63,14 @@ struct ModelCut {
   // family (gradient, moments, copy) any of the family.
   std::set<int> holders(const Variable& var, const PipeSchedule& schedule) const;
   std::set<int> touchers(const Variable& var, const PipeSchedule& schedule) const;
+  // Whether the total of a `sum` takes more than one stage.
+  bool isShared(const Variable& sum, const PipeSchedule& schedule) const;
   bool isHeldBefore(const Variable& var, int stage, const PipeSchedule& schedule) const;
+  // The repeat that stacks a variable; -1: none that is cut.
+  int repeatFor(const Variable& var) const {
+    auto found = repeatOf.find(&var);
+    return found == repeatOf.end() ? -1 : found->second;
+  }
   // A chunk's iterations of a repeat; may be none.
   std::pair<int64_t, int64_t> iterations(int chunk, int repeat) const;
 };
@@ -156,7 +163,8 @@ class Stage {
   void addStep();
   void addStepFunction(const Function& function);
   void stepOp(Builder& builder, const Op& op, int chunk);
-  void stepRepeat(Builder& builder, const Op& op, int chunk);
+  void stepRepeats(Builder& builder, const Op& op, int chunk);
+  void stepBody(const Block& from, Block& to, int chunk, int repeat);
   void shareOp(Builder& builder, const Op& op);
   Value* share(const Value* value);
   Value* total(Builder& builder, const Value* value);

@@ -2,7 +2,9 @@
 // wishes, one after the other: the slowest chunk as fast as may be, the fullest as small, and the rest
 // as even (the least sum of squared times). The first two are found by bisection over a bound, since
 // "every chunk takes as many iterations as it may" finds out whether a bound can be kept; the last by
-// dynamic programming. Tested by tests/unit/balance_test.cpp against all partitions of small models.
+// dynamic programming over the places near to where each cut would fall if iterations were a liquid, so
+// that what it costs does not grow with the iterations. Tested by tests/unit/balance_test.cpp against all partitions of small models.
+#include <algorithm>
 #include <limits>
 
 #include "ir/cost.h"
@@ -14,7 +16,13 @@ namespace {
 
 struct Load {
   double time = 0;   // operations
-  double bytes = 0;  // weights, with all that belongs to them, and saved values
+  double bytes = 0;  // weights, with all that belongs to them
+  double saved = 0;  // bytes saved of a microbatch
+
+  Load operator+(const Load& other) const {
+    return {time + other.time, bytes + other.bytes, saved + other.saved};
+  }
+  Load operator*(double n) const { return {time * n, bytes * n, saved * n}; }
 };
 
 // What chunks would cost.
@@ -22,27 +30,31 @@ class Loads {
  public:
   Loads(const Module& whole, llvm::ArrayRef<CutRepeat> repeats, const PipeSchedule& schedule);
 
-  int64_t iterations() const { return int64_t(each_.size()) - 1; }
-  // Of the chunk that does the iterations [from, to).
+  int64_t iterations() const { return stretches_.back().first + stretches_.back().count; }
+  // Of the iterations [0, to), with what stands in front of them.
+  Load upTo(int64_t to) const {
+    if (to == 0) return {};
+    auto behind = llvm::partition_point(stretches_, [&](const Stretch& s) { return s.first < to; });
+    const Stretch& last = *(behind - 1);
+    return last.front + last.each * double(to - last.first);
+  }
+  // Of the chunk that does the iterations [from, to); `bytes` with what is saved of all microbatches.
   Load of(int chunk, int64_t from, int64_t to) const {
-    double flights = double(flights_[size_t(chunk)]);
-    Load load;
-    load.time = each_[size_t(to)].time - each_[size_t(from)].time;
-    load.bytes = each_[size_t(to)].bytes - each_[size_t(from)].bytes +
-                 flights * (saved_[size_t(to)] - saved_[size_t(from)]);
-    if (to == iterations()) {
-      load.time += end_.time;
-      load.bytes += end_.bytes + flights * endSaved_;
-    }
+    Load load = upTo(to) + upTo(from) * -1;
+    if (to == iterations()) load = load + end_;
+    load.bytes += double(flights_[size_t(chunk)]) * load.saved;
     return load;
   }
 
  private:
-  std::vector<Load> each_;      // of iteration 0 to i, with what stands in front of it
-  std::vector<double> saved_;   // so for values saved of one microbatch
-  Load end_;                    // what stands behind the last iteration
-  double endSaved_ = 0;
-  std::vector<int64_t> flights_;  // microbatches that a chunk's stage holds, per chunk
+  struct Stretch {
+    int64_t first, count;
+    Load front;  // all before its first iteration
+    Load each;
+  };
+  std::vector<Stretch> stretches_;  // the repeats
+  Load end_;                        // what stands behind the last iteration
+  std::vector<int64_t> flights_;    // microbatches that a chunk's stage holds, per chunk
 };
 
 double bytesOf(const Variable& var) { return double(var.type.bytes()); }
@@ -52,47 +64,37 @@ Loads::Loads(const Module& whole, llvm::ArrayRef<CutRepeat> repeats, const PipeS
   llvm::StringMap<double> family;
   for (const auto& var : whole.vars)
     if (var->kind == VarKind::Gradient || var->kind == VarKind::Moment) family[var->of] += bytesOf(*var);
-  auto count = [&](llvm::ArrayRef<const Op*> ops, double share) {
+  auto loadOf = [&](llvm::ArrayRef<const Op*> ops) {
     Load load;
-    double saved = 0;
     llvm::DenseSet<const Variable*> seen;
     auto visit = [&](const Op* op) {
       if (!op->var || !seen.insert(op->var).second) return;
-      if (op->var->kind == VarKind::Weight || op->var->kind == VarKind::Copy)
-        load.bytes += share * (bytesOf(*op->var) + family.lookup(op->var->of.empty() ? op->var->name : op->var->of));
-      if (op->var->kind == VarKind::Slot) saved += share * bytesOf(*op->var);
+      const Variable& var = *op->var;
+      if (var.kind == VarKind::Weight || var.kind == VarKind::Copy)
+        load.bytes += bytesOf(var) + family.lookup(var.of.empty() ? var.name : var.of);
+      if (var.kind == VarKind::Slot) load.saved += bytesOf(var);
     };
     for (const Op* op : ops) {
-      load.time += op->kind == OpKind::Repeat ? flopsOf(*op->body) : flopsOf(*op);
+      load.time += flopsOf(*op);
       visit(op);
       if (op->body) walk(*op->body, visit);
     }
-    return std::pair(load, saved);
+    return load;
   };
-  each_.emplace_back();
-  saved_.push_back(0);
+  Load done;
   std::vector<const Op*> between;
-  auto flush = [&] {
-    auto made = count(between, 1);
-    between.clear();
-    return made;
-  };
   for (const Op* op : whole.findFunction("forward")->body->ops) {
     auto repeat = llvm::find_if(repeats, [&](const CutRepeat& r) { return r.forward == op; });
     if (repeat == repeats.end()) {
       between.push_back(op);
       continue;
     }
-    auto [front, frontSaved] = flush();
-    auto [one, oneSaved] = count({op}, 1.0 / double(repeat->count));
-    for (int64_t i = 0; i < repeat->count; ++i) {
-      each_.push_back({each_.back().time + one.time + front.time, each_.back().bytes + one.bytes + front.bytes});
-      saved_.push_back(saved_.back() + oneSaved + frontSaved);
-      front = {};
-      frontSaved = 0;
-    }
+    Load front = done + loadOf(between), all = loadOf({op});
+    stretches_.push_back({repeat->first, repeat->count, front, all * (1 / double(repeat->count))});
+    done = front + all;
+    between.clear();
   }
-  std::tie(end_, endSaved_) = flush();
+  end_ = loadOf(between);
   std::vector<int64_t> held = activationsInFlight(schedule);
   int perStage = schedule.chunks() / schedule.stages;
   for (int stage : schedule.stageOf)
@@ -109,26 +111,32 @@ class Balance {
     return load.time <= most_.time * kSlack && load.bytes <= most_.bytes * kSlack;
   }
   bool isPossible() const;
+  int64_t placeOf(double share) const;
+  std::vector<int64_t> evenest() const;
   void bisect(double Load::*bound);
 
+  static constexpr int64_t kNear = 128;  // iterations: all of them, for most models
   static constexpr double kSlack = 1 + 1e-9;  // sums of the same costs differ in their last bits
   const Loads& loads_;
   const int chunks_;
-  Load most_{std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
+  Load most_{std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), 0};
 };
 
 bool Balance::isPossible() const {
   int64_t from = 0;
   for (int chunk = 0; chunk < chunks_; ++chunk) {
-    int64_t last = loads_.iterations() - (chunks_ - 1 - chunk);  // one for each of the others
-    int64_t to = from + 1;
-    if (!allows(loads_.of(chunk, from, to)) && chunk + 1 < chunks_) return false;
-    while (to < last && allows(loads_.of(chunk, from, to + 1))) ++to;
-    if (chunk + 1 == chunks_) to = last;
-    if (!allows(loads_.of(chunk, from, to))) return false;
-    from = to;
+    // One is left for each of the others; the last takes all.
+    int64_t last = loads_.iterations() - (chunks_ - 1 - chunk), low = from + 1;
+    if (chunk + 1 == chunks_) low = last;
+    if (!allows(loads_.of(chunk, from, low))) return false;
+    for (int64_t high = last; low < high;) {
+      int64_t middle = low + (high - low + 1) / 2;
+      if (allows(loads_.of(chunk, from, middle))) low = middle;
+      else high = middle - 1;
+    }
+    from = low;
   }
-  return from == loads_.iterations();
+  return true;
 }
 
 void Balance::bisect(double Load::*bound) {
@@ -144,33 +152,66 @@ void Balance::bisect(double Load::*bound) {
   most_.*bound = high;
 }
 
+// The least iterations whose time is a share of all.
+int64_t Balance::placeOf(double share) const {
+  double time = share * loads_.of(0, 0, loads_.iterations()).time;
+  int64_t low = 0;
+  for (int64_t high = loads_.iterations(); low < high;) {
+    int64_t middle = low + (high - low) / 2;
+    if (loads_.upTo(middle).time < time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// The bounds with the least sum of squared times; empty: none near is allowed.
+std::vector<int64_t> Balance::evenest() const {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  struct Place {
+    int64_t at;
+    double least;     // of the chunks in front
+    size_t previous;  // where the last of them begins
+  };
+  std::vector<std::vector<Place>> places{{{0, 0, 0}}};
+  for (int chunk = 1; chunk <= chunks_; ++chunk) {
+    int64_t all = loads_.iterations(), least = chunk, most = all - (chunks_ - chunk);
+    int64_t near = std::clamp(placeOf(double(chunk) / chunks_), least, most);
+    int64_t first = std::max(least, near - kNear), last = std::min(most, near + kNear);
+    if (chunk == chunks_) first = last = all;
+    std::vector<Place>& mine = places.emplace_back();
+    const std::vector<Place>& before = places[size_t(chunk) - 1];
+    for (int64_t to = first; to <= last; ++to) {
+      Place place{to, kNever, 0};
+      for (size_t i = before.size(); i-- > 0;) {
+        if (before[i].at >= to || before[i].least == kNever) continue;
+        Load load = loads_.of(chunk - 1, before[i].at, to);
+        if (!allows(load)) break;  // longer ones cost no less
+        double sum = before[i].least + load.time * load.time;
+        if (sum < place.least * (1 - 1e-12)) place = {to, sum, i};
+      }
+      mine.push_back(place);
+    }
+  }
+  if (places.back().front().least == kNever) return {};
+  std::vector<int64_t> bounds(size_t(chunks_) + 1);
+  size_t at = 0;
+  for (size_t chunk = size_t(chunks_); chunk > 0; --chunk) {
+    bounds[chunk] = places[chunk][at].at;
+    at = places[chunk][at].previous;
+  }
+  return bounds;
+}
+
 std::vector<int64_t> Balance::run() {
   bisect(&Load::time);
   bisect(&Load::bytes);
-  // least[c][i]: of the first c chunks over the first i iterations; from[c][i]: where the last begins.
-  constexpr double kNever = std::numeric_limits<double>::infinity();
-  size_t all = size_t(loads_.iterations());
-  std::vector<std::vector<double>> least(size_t(chunks_) + 1, std::vector<double>(all + 1, kNever));
-  std::vector<std::vector<size_t>> from(size_t(chunks_) + 1, std::vector<size_t>(all + 1));
-  least[0][0] = 0;
-  for (int chunk = 0; chunk < chunks_; ++chunk)
-    for (size_t to = size_t(chunk) + 1; to <= all; ++to)
-      for (size_t begin = to; begin-- > 0;) {
-        Load load = loads_.of(chunk, int64_t(begin), int64_t(to));
-        if (!allows(load)) break;  // longer ones cost no less
-        double sum = least[size_t(chunk)][begin] + load.time * load.time;
-        double& best = least[size_t(chunk) + 1][to];
-        if (sum < best * (1 - 1e-12) || (sum == best && best == kNever)) {
-          best = sum;
-          from[size_t(chunk) + 1][to] = begin;
-        }
-      }
-  std::vector<int64_t> bounds(size_t(chunks_) + 1);
-  size_t at = all;
-  for (size_t chunk = size_t(chunks_); chunk > 0; --chunk) {
-    bounds[chunk] = int64_t(at);
-    at = from[chunk][at];
-  }
+  // Where stages' memory pulls far from their time, time counts.
+  std::vector<int64_t> bounds = evenest();
+  for (double Load::*bound : {&Load::bytes, &Load::time})
+    if (bounds.empty()) {
+      most_.*bound = std::numeric_limits<double>::infinity();
+      bounds = evenest();
+    }
   return bounds;
 }
 

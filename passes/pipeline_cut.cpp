@@ -147,16 +147,18 @@ std::vector<std::set<const Variable*>> slotsRead(const FunctionCut& cut, int chu
     });
   };
   for (const Part& part : cut.parts) {
-    auto addAll = [&](const Value* value) { add(value, part.chunk); };
+    auto addOp = [&](const Op& op) {
+      forOperands(op, *cut.function, [&](const Value* value) { add(value, part.chunk); });
+      if (!op.body) return;
+      walk(*op.body, [&](const Op* inner) {
+        bool isOuter = inner->kind == OpKind::Read && inner->var->kind == VarKind::Slot &&
+                       inner->var->stack.empty();
+        if (isOuter) slots[size_t(part.chunk)].insert(inner->var);
+      });
+    };
     for (const Op* op : part.ops)
-      if (op->results().empty() || !isLocal(op->result())) forOperands(*op, *cut.function, addAll);
-    if (!part.repeat) continue;
-    forOperands(*part.repeat, *cut.function, addAll);
-    walk(*part.repeat->body, [&](const Op* inner) {
-      bool isOuter = inner->kind == OpKind::Read && inner->var->kind == VarKind::Slot &&
-                     inner->var->stack.empty();
-      if (isOuter) slots[size_t(part.chunk)].insert(inner->var);
-    });
+      if (op->results().empty() || !isLocal(op->result())) addOp(*op);
+    if (part.repeat) addOp(*part.repeat);
   }
   return slots;
 }

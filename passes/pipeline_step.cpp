@@ -40,7 +40,16 @@ std::set<int> ModelCut::holders(const Variable& var, const PipeSchedule& schedul
           return &familyOf(*whole, *other) == &family;
         }))
       stages.insert(schedule.stageOf[size_t(chunk)]);
+  // What no chunk uses is updated all the same.
+  if (stages.empty() && family.kind == VarKind::Weight) stages.insert(0);
   return stages;
+}
+
+bool ModelCut::isShared(const Variable& sum, const PipeSchedule& schedule) const {
+  if (sum.kind != VarKind::Sum || repeatFor(sum) >= 0) return false;
+  std::set<int> adders = touchers(sum, schedule);
+  return adders.size() != 1 || familyOf(*whole, sum).kind != VarKind::Weight ||
+         adders != holders(sum, schedule);
 }
 
 bool ModelCut::isHeldBefore(const Variable& var, int stage, const PipeSchedule& schedule) const {
@@ -110,12 +119,12 @@ void StepMarks::addRoots(const Function& function, const Block& block) {
     if (!op->var || op->kind == OpKind::Read) return;
     const Variable& var = *op->var;
     std::vector<int> wanted;
-    if (auto repeat = cut_.repeatOf.find(&var); repeat != cut_.repeatOf.end()) {
-      wanted = chunksOf(repeat->second);
+    if (int repeat = cut_.repeatFor(var); repeat >= 0) {
+      wanted = chunksOf(repeat);
     } else {
       // A total of the step is told by all ranks; what is counted before it, to those who use it.
       bool isTold = var.kind == VarKind::Metric && function.name != "begin";
-      bool belongs = familyOf(*cut_.whole, var).kind == VarKind::Weight && op->kind == OpKind::Write;
+      bool belongs = familyOf(*cut_.whole, var).kind == VarKind::Weight && var.kind != VarKind::Sum;
       std::set<int> stages =
           belongs ? cut_.holders(var, schedule_) : cut_.touchers(var, schedule_);
       if (isTold || stages.count(stage_)) wanted = {-1};
@@ -170,7 +179,7 @@ bool StepMarks::contributes(const Value* value) const {
     const Whereabouts& where = whereIs(operand);
     if (where.kind == Whereabouts::Share) return contributes(operand);
     if (where.kind == Whereabouts::Spread) return !chunksOf(where.repeat).empty();
-    return op.kind == OpKind::Add && speaksFor(operand);
+    return (op.kind == OpKind::Add || op.kind == OpKind::SumSquares) && speaksFor(operand);
   });
 }
 
@@ -180,9 +189,8 @@ const Whereabouts& StepMarks::whereIs(const Value* value) const {
   const Op* op = value->def();
   if (op && op->kind == OpKind::Read) {
     const Variable& var = *op->var;
-    auto repeat = cut_.repeatOf.find(&var);
-    if (repeat != cut_.repeatOf.end()) where = {Whereabouts::Spread, {}, repeat->second};
-    else if (var.kind == VarKind::Sum) where.kind = Whereabouts::Share;
+    if (int repeat = cut_.repeatFor(var); repeat >= 0) where = {Whereabouts::Spread, {}, repeat};
+    else if (cut_.isShared(var, schedule_)) where.kind = Whereabouts::Share;
     else if (familyOf(*cut_.whole, var).kind == VarKind::Weight)
       where = {Whereabouts::Some, cut_.holders(var, schedule_)};
   } else if (op) {
@@ -206,7 +214,8 @@ const Whereabouts& StepMarks::whereIs(const Value* value) const {
           if (isSum || linearIn(*op, i) != Linear::No || op->has(Comm)) where = from;
           break;
         case Whereabouts::Some:
-          if (where.kind == Whereabouts::All) where = from;
+          if (op->kind == OpKind::SumSquares) where = {Whereabouts::Share};
+          else if (where.kind == Whereabouts::All) where = from;
           else if (isSum && where.stages != from.stages) where = {Whereabouts::Share};
           break;
       }
@@ -233,7 +242,7 @@ void Stage::addStepFunction(const Function& function) {
   std::vector<const Op*> later;
   for (const Op* op : function.body->ops) {
     if (op->kind == OpKind::Repeat) {
-      for (int chunk : chunks_) stepRepeat(builder, *op, chunk);
+      for (int chunk : chunks) stepRepeats(builder, *op, chunk);
       continue;
     }
     if (op->results().empty()) {
@@ -287,28 +296,46 @@ void Stage::stepOp(Builder& builder, const Op& op, int chunk) {
   }
 }
 
-// A repeat over a stack, of which a chunk runs its own iterations and what writes its own variables.
-void Stage::stepRepeat(Builder& builder, const Op& op, int chunk) {
+// A repeat over a stack: a chunk runs its own iterations of what is cut, for each repeat of the model
+// whose stacks it goes over; the stage runs what is not cut once.
+void Stage::stepRepeats(Builder& builder, const Op& op, int chunk) {
   std::set<int> repeats;
   walk(*op.body, [&](const Op* inner) {
-    if (inner->var && mine().isRoot(*inner, chunk)) repeats.insert(cut_.repeatOf.lookup(inner->var));
+    if (inner->var && mine().isRoot(*inner, chunk)) repeats.insert(cut_.repeatFor(*inner->var));
   });
   for (int repeat : repeats) {
-    auto [from, to] = cut_.iterations(chunk, repeat);
     builder.loc = op.loc;
+    auto [from, to] = repeat < 0 ? std::pair<int64_t, int64_t>(0, op.attrs.integer("count"))
+                                 : cut_.iterations(chunk, repeat);
     Op* made = builder.repeat(op.attrs.word("dim"), to - from, op.isFlag("reverse"), {});
     if (from > 0) made->attrs.set("first", from);
-    Builder inner(made->body.get());
-    for (const Op* o : op.body->ops) {
-      bool isWanted = o->kind == OpKind::Yield ||
-                      (mine().isRoot(*o, chunk) && cut_.repeatOf.lookup(o->var) == repeat);
-      for (const Value* result : o->results()) {
-        const Whereabouts& where = mine().whereIs(result);
-        bool isOthers = where.kind == Whereabouts::Spread && where.repeat != repeat;
-        isWanted |= mine().isMarked(result, chunk) && !isOthers;
-      }
-      if (isWanted) stepOp(inner, *o, chunk);
+    stepBody(*op.body, *made->body, chunk, repeat);
+  }
+}
+
+void Stage::stepBody(const Block& from, Block& to, int chunk, int repeat) {
+  Builder builder(&to);
+  for (const Op* op : from.ops) {
+    if (op->kind == OpKind::Repeat) {
+      bool isWanted = false;
+      walk(*op->body, [&](const Op* inner) {
+        isWanted |= mine().isRoot(*inner, chunk) && cut_.repeatFor(*inner->var) == repeat;
+      });
+      if (!isWanted) continue;
+      builder.loc = op->loc;
+      Op* made = builder.repeat(op->attrs.word("dim"), op->attrs.integer("count"),
+                                op->isFlag("reverse"), {});
+      stepBody(*op->body, *made->body, chunk, repeat);
+      continue;
     }
+    bool isWanted = op->kind == OpKind::Yield ||
+                    (mine().isRoot(*op, chunk) && cut_.repeatFor(*op->var) == repeat);
+    for (const Value* result : op->results()) {
+      const Whereabouts& where = mine().whereIs(result);
+      bool isOthers = where.kind == Whereabouts::Spread && where.repeat != repeat;
+      isWanted |= mine().isMarked(result, chunk) && !isOthers;
+    }
+    if (isWanted) stepOp(builder, *op, chunk);
   }
 }
 

@@ -74,7 +74,7 @@ TEST(IrText, ErrorsHavePlaces) {
       {"module m model {\n  func @f {\n    %a = const {value = 1.0} : f32[], f32[]\n  }\n}", 3, 10,
        "1 results but 2 types"},
       {"module m model {\n  set x = \"abc\n}", 2, 11, "a word or a string"},
-      {"module m model {} x", 1, 19, "expected the end of the file"},
+      {"module m model {} x", 1, 19, "expected another module or the end of the file"},
   };
   for (const ErrorCase& c : cases) {
     Diagnostics diags;
