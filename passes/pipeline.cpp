@@ -45,7 +45,7 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
   std::vector<StepMarks> marks;
   for (int stage = 0; stage < schedule->stages; ++stage) marks.emplace_back(cut, *schedule, stage);
   for (int stage = 0; stage < schedule->stages; ++stage)
-    stages.push_back(Stage(cut, *schedule, marks, stage).make());
+    stages.push_back(StageBuilder(cut, *schedule, marks, stage).make());
   return stages;
 }
 

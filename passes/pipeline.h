@@ -140,9 +140,9 @@ class StepMarks {
 };
 
 // One stage's module, as it is being made.
-class Stage {
+class StageBuilder {
  public:
-  Stage(const ModelCut& cut, const PipeSchedule& schedule, llvm::ArrayRef<StepMarks> marks, int number);
+  StageBuilder(const ModelCut& cut, const PipeSchedule& schedule, llvm::ArrayRef<StepMarks> marks, int number);
   std::unique_ptr<Module> make();
 
  private:

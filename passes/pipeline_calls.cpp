@@ -52,7 +52,7 @@ bool isOf(const Task& task, bool isBackward, int chunk) {
 
 }  // namespace
 
-void Stage::addMessages(const FunctionCut& cut, int chunk) {
+void StageBuilder::addMessages(const FunctionCut& cut, int chunk) {
   const std::string& axis = module_->pipeline.axis;
   auto channel = [&](int from, int to) { return int64_t(2 * std::min(from, to) + (from > to)); };
   int before = cut.before(chunk), behind = cut.behind(chunk);
@@ -219,7 +219,7 @@ static void setFlights(Module& module) {
   }
 }
 
-void Stage::addCalls() {
+void StageBuilder::addCalls() {
   Timeline timeline = timelineOf(schedule_, WorkCosts());
   StageCalls calls(schedule_, timeline, number_);
   for (int chunk : chunks_)

@@ -121,7 +121,7 @@ class BackwardSplit {
 
 }  // namespace
 
-void Stage::splitBackward(int chunk) {
+void StageBuilder::splitBackward(int chunk) {
   Function& inputs = *module_->findFunction(functionName(Work::Backward, chunk));
   inputs.name = functionName(Work::InputGradient, chunk);
   Function& weights = *module_->addFunction(functionName(Work::WeightGradient, chunk));

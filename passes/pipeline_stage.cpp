@@ -8,7 +8,7 @@
 
 namespace planc {
 
-Stage::Stage(const ModelCut& cut, const PipeSchedule& schedule, llvm::ArrayRef<StepMarks> marks,
+StageBuilder::StageBuilder(const ModelCut& cut, const PipeSchedule& schedule, llvm::ArrayRef<StepMarks> marks,
              int number)
     : cut_(cut), schedule_(schedule), marks_(marks), number_(number) {
   for (int chunk = 0; chunk < schedule.chunks(); ++chunk)
@@ -16,13 +16,13 @@ Stage::Stage(const ModelCut& cut, const PipeSchedule& schedule, llvm::ArrayRef<S
 }
 
 // Stacks and saved values are a chunk's own, everything else the stage's.
-std::string Stage::nameOf(const Variable& var, int chunk) const {
+std::string StageBuilder::nameOf(const Variable& var, int chunk) const {
   bool isOwn = cut_.repeatOf.count(&var) || var.kind == VarKind::Slot;
   if (!isOwn || !holdsSeveral() || var.output) return var.name;
   return var.name + "." + std::to_string(chunk);
 }
 
-Variable* Stage::variable(const Variable& var, int chunk) {
+Variable* StageBuilder::variable(const Variable& var, int chunk) {
   auto repeat = cut_.repeatOf.find(&var);
   bool isStacked = repeat != cut_.repeatOf.end();
   std::pair<const Variable*, int> key{&var, isStacked || var.kind == VarKind::Slot ? chunk : -1};
@@ -43,7 +43,7 @@ Variable* Stage::variable(const Variable& var, int chunk) {
 }
 
 // Where a value lies that goes from one chunk to the next: on two stages, or on one.
-Variable* Stage::boundary(const Value& value, int from, int to, bool isOut) {
+Variable* StageBuilder::boundary(const Value& value, int from, int to, bool isOut) {
   bool stays = stageOf(from) == stageOf(to);
   Variable*& made = boundaries_[{&value, stays ? to : isOut ? from : -1 - to}];
   if (made) return made;
@@ -57,19 +57,19 @@ Variable* Stage::boundary(const Value& value, int from, int to, bool isOut) {
   return made = module_->addVar(std::move(var));
 }
 
-Value* Stage::get(Builder& builder, const Value* value, int chunk) {
+Value* StageBuilder::get(Builder& builder, const Value* value, int chunk) {
   if (Value* known = env_.lookup(value)) return known;
   assert(isLocal(value) && "it comes from another chunk, but is not taken from there");
   clone(builder, *value->def(), chunk);
   return env_.lookup(value);
 }
 
-void Stage::cloneBody(const Op& from, Op& to, int chunk) {
+void StageBuilder::cloneBody(const Op& from, Op& to, int chunk) {
   Builder inner(to.body.get());
   for (const Op* op : from.body->ops) clone(inner, *op, chunk);
 }
 
-Op* Stage::clone(Builder& builder, const Op& op, int chunk) {
+Op* StageBuilder::clone(Builder& builder, const Op& op, int chunk) {
   // What bodies take from the function is made in front of them.
   if (op.body)
     walk(*op.body, [&](const Op* inner) {
@@ -94,7 +94,7 @@ Op* Stage::clone(Builder& builder, const Op& op, int chunk) {
   return made;
 }
 
-void Stage::clonePart(Builder& builder, const Part& part) {
+void StageBuilder::clonePart(Builder& builder, const Part& part) {
   const auto& saved = cut_.saved[size_t(part.chunk)];
   for (const Op* op : part.ops) {
     if (!op->results().empty() && isLocal(op->result())) continue;  // made where it is wanted
@@ -127,7 +127,7 @@ void Stage::clonePart(Builder& builder, const Part& part) {
 }
 
 // What the chunk's backward reads and another chunk has made.
-void Stage::saveForOthers(Builder& builder, int chunk) {
+void StageBuilder::saveForOthers(Builder& builder, int chunk) {
   for (const Part& part : cut_.forward.parts)
     for (const Op* op : part.ops)
       if (op->kind == OpKind::Write && part.chunk != chunk &&
@@ -135,7 +135,7 @@ void Stage::saveForOthers(Builder& builder, int chunk) {
         builder.write(variable(*op->var, chunk), get(builder, op->operand(0), chunk));
 }
 
-void Stage::addWork(const FunctionCut& cut, int chunk) {
+void StageBuilder::addWork(const FunctionCut& cut, int chunk) {
   Work work = cut.isBackward ? Work::Backward : Work::Forward;
   Builder builder(module_->addFunction(functionName(work, chunk))->body.get());
   env_.clear();
@@ -157,7 +157,7 @@ void Stage::addWork(const FunctionCut& cut, int chunk) {
 
 // `first` overwrites a sum at the step's first microbatch. That must be the first that adds to it: with
 // several functions the order is not known here, so the sum is cleared instead.
-void Stage::setFirst() {
+void StageBuilder::setFirst() {
   std::map<Variable*, std::vector<Op*>> accums;
   std::map<Variable*, std::set<const Function*>> users;
   std::set<const Variable*> cleared;
@@ -186,7 +186,7 @@ void Stage::setFirst() {
   }
 }
 
-std::unique_ptr<Module> Stage::make() {
+std::unique_ptr<Module> StageBuilder::make() {
   const Module& whole = *cut_.whole;
   module_ = std::make_unique<Module>();
   module_->name = whole.name;
@@ -215,7 +215,7 @@ std::unique_ptr<Module> Stage::make() {
   return std::move(module_);
 }
 
-bool Stage::isTouched(const Variable& var) const {
+bool StageBuilder::isTouched(const Variable& var) const {
   bool found = var.output;
   for (const auto& function : module_->functions)
     walk(*function->body, [&](const Op* op) { found |= op->var == &var; });

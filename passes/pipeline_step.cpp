@@ -226,12 +226,12 @@ const Whereabouts& StepMarks::whereIs(const Value* value) const {
 
 // ---- What a stage's module gets
 
-void Stage::addStep() {
+void StageBuilder::addStep() {
   for (const auto& function : cut_.whole->functions)
     if (!isWork(*function)) addStepFunction(*function);
 }
 
-void Stage::addStepFunction(const Function& function) {
+void StageBuilder::addStepFunction(const Function& function) {
   Builder builder(module_->addFunction(function.name)->body.get());
   step_.clear();
   shares_.clear();
@@ -266,14 +266,14 @@ void Stage::addStepFunction(const Function& function) {
     if (mine().isRoot(*op, -1)) stepOp(builder, *op, -1);
 }
 
-Value* Stage::stepValue(Builder& builder, const Value* value, int chunk) {
+Value* StageBuilder::stepValue(Builder& builder, const Value* value, int chunk) {
   const Whereabouts& where = mine().whereIs(value);
   if (where.kind == Whereabouts::Share) return total(builder, value);
   bool isOwn = where.kind == Whereabouts::Spread || value->block()->owner();
   return step_.at({value, isOwn ? chunk : -1});
 }
 
-void Stage::stepOp(Builder& builder, const Op& op, int chunk) {
+void StageBuilder::stepOp(Builder& builder, const Op& op, int chunk) {
   llvm::SmallVector<Value*> operands;
   for (const Value* operand : op.operands()) operands.push_back(stepValue(builder, operand, chunk));
   llvm::SmallVector<Type, 2> types;
@@ -298,7 +298,7 @@ void Stage::stepOp(Builder& builder, const Op& op, int chunk) {
 
 // A repeat over a stack: a chunk runs its own iterations of what is cut, for each repeat of the model
 // whose stacks it goes over; the stage runs what is not cut once.
-void Stage::stepRepeats(Builder& builder, const Op& op, int chunk) {
+void StageBuilder::stepRepeats(Builder& builder, const Op& op, int chunk) {
   std::set<int> repeats;
   walk(*op.body, [&](const Op* inner) {
     if (inner->var && mine().isRoot(*inner, chunk)) repeats.insert(cut_.repeatFor(*inner->var));
@@ -313,7 +313,7 @@ void Stage::stepRepeats(Builder& builder, const Op& op, int chunk) {
   }
 }
 
-void Stage::stepBody(const Block& from, Block& to, int chunk, int repeat) {
+void StageBuilder::stepBody(const Block& from, Block& to, int chunk, int repeat) {
   Builder builder(&to);
   for (const Op* op : from.ops) {
     if (op->kind == OpKind::Repeat) {
@@ -340,12 +340,12 @@ void Stage::stepBody(const Block& from, Block& to, int chunk, int repeat) {
 }
 
 // The stage's part of a term; null: it has none.
-Value* Stage::share(const Value* value) {
+Value* StageBuilder::share(const Value* value) {
   if (mine().whereIs(value).kind == Whereabouts::Share) return shares_.lookup(value);
   return mine().speaksFor(value) ? step_.at({value, -1}) : nullptr;
 }
 
-void Stage::shareOp(Builder& builder, const Op& op) {
+void StageBuilder::shareOp(Builder& builder, const Op& op) {
   const Value* result = op.result();
   if (!mine().isShareWanted(result) || !mine().contributes(result)) return;
   builder.loc = op.loc;
@@ -378,7 +378,7 @@ void Stage::shareOp(Builder& builder, const Op& op) {
   shares_[result] = sum;
 }
 
-Value* Stage::total(Builder& builder, const Value* value) {
+Value* StageBuilder::total(Builder& builder, const Value* value) {
   Value*& made = totals_[value];
   if (made) return made;
   Words among;

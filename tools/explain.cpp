@@ -78,11 +78,12 @@ std::string explainText(const Planx& planx, const WorkCosts& costs) {
   std::string text = "pipeline: " + stages->title() + '\n';
   text += "  idle " + idleText(*stages, costs) + " (" + costsText(stages->schedule, costs) + ")\n";
   text += "  parameters " + std::to_string(stages->parameters) + "\n\n";
-  rows.push_back({"stage", "parameters", "in flight", "arena bytes", "layers"});
+  rows.push_back({"stage", "parameters", "in flight", "arena bytes", "largest value, bytes", "layers"});
   for (size_t i = 0; i < stages->list.size(); ++i) {
     const Stage& stage = stages->list[i];
     rows.push_back({std::to_string(i), std::to_string(stage.parameters),
                     std::to_string(stage.inFlight), std::to_string(stage.program->arenaBytes),
+                    stage.largest + ", " + std::to_string(stage.largestBytes),
                     stage.layers.empty() ? "none" : stage.layers});
   }
   return text + table(rows);
@@ -100,7 +101,9 @@ std::string explainJson(const Planx& planx, const WorkCosts& costs) {
       list.push_back(json::Object{{"layers", stage.layers},
                                   {"parameters", stage.parameters},
                                   {"activations_in_flight", stage.inFlight},
-                                  {"arena_bytes", stage.program->arenaBytes}});
+                                  {"arena_bytes", stage.program->arenaBytes},
+                                  {"largest_value", stage.largest},
+                                  {"largest_value_bytes", stage.largestBytes}});
     for (int chunk = 0; chunk < schedule.chunks(); ++chunk)
       chunks.push_back(
           json::Object{{"stage", schedule.stageOf[chunk]}, {"does", stages->chunks[chunk]}});

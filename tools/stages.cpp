@@ -59,6 +59,23 @@ std::string describe(const Module& program, const Function& forward, Layers& lay
   return llvm::join(words, ", ");
 }
 
+// The largest of what its tasks make; what they save under the variable's name.
+void findLargest(Stage& stage) {
+  auto consider = [&](const std::string& name, int64_t bytes) {
+    if (bytes <= stage.largestBytes || name.empty()) return;
+    stage.largest = name;
+    stage.largestBytes = bytes;
+  };
+  for (const auto& var : stage.program->vars)
+    if (var->kind == VarKind::Slot && var->stack.empty()) consider(var->name, var->type.bytes());
+  for (const auto& function : stage.program->functions)
+    if (taskOf({function->name, 0}))
+      walk(*function->body, [&](const Op* op) {
+        if (op->kind == OpKind::Read) return;
+        for (const Value* result : op->results()) consider(result->name, result->type.bytes());
+      });
+}
+
 }  // namespace
 
 Timeline Stages::timeline(const WorkCosts& chunk) const { return timelineOf(schedule, chunk); }
@@ -95,7 +112,7 @@ std::optional<Stages> stagesOf(const Planx& planx) {
   std::vector<const Module*> programs;
   for (int64_t rank : Coordinates(planx.grid(), 0).group(axes)) {
     programs.push_back(&planx.program(rank));
-    stages.list.push_back({programs.back(), "", 0, 0});
+    stages.list.push_back({programs.back(), ""});
   }
   std::optional<PipeSchedule> schedule = scheduleOf(programs);
   if (!schedule) return std::nullopt;
@@ -110,6 +127,7 @@ std::optional<Stages> stagesOf(const Planx& planx) {
   for (size_t stage = 0; stage < programs.size(); ++stage) {
     stages.list[stage].layers = layersText(layers[stage]);
     stages.list[stage].inFlight = inFlight[stage];
+    findLargest(stages.list[stage]);
     for (const auto& var : programs[stage]->vars) {
       if (var->kind != VarKind::Weight) continue;
       int64_t count = var->type.whole().elements();

@@ -16,6 +16,8 @@ struct Stage {
   std::string layers;      // `layer 0-1, 6-7`; empty: it has none
   int64_t parameters = 0;  // on all ranks of the stage together, tied ones too
   int64_t inFlight = 0;    // chunk activations
+  std::string largest = {};  // the largest value that a rank makes or saves, of one microbatch
+  int64_t largestBytes = 0;
 };
 
 struct Stages {
