@@ -273,7 +273,7 @@ void Printer::module(const Module& module) {
   out_ << ' ' << name(module.level);
   for (const auto& [axis, at] : module.where) out_ << " at " << axis << ' ' << at;
   out_ << " {\n";
-  if (module.level == Level::Rank)
+  if (module.level == Level::Rank || module.arenaBytes > 0)
     out_ << "  arena 0x" << llvm::format("%llx", (unsigned long long)module.arenaBytes) << '\n';
   for (size_t i = 0; i < module.files.size(); ++i) {
     out_ << "  file ";

@@ -1,8 +1,10 @@
 // From one module to one a stage. Everything that a stage's program holds follows from three choices: how
-// many iterations each chunk gets, which stage holds which chunk, and in which order a stage works.
+// many iterations each chunk gets, which stage holds which chunk, and in which order a stage works. Tested
+// by tests/passes/pipeline.
 #include "passes/pipeline.h"
 
 #include "llvm/ADT/STLExtras.h"
+#include "llvm/Support/FormatVariadic.h"
 #include "passes/passes.h"
 
 namespace planc {
@@ -17,6 +19,19 @@ llvm::Expected<PipeSchedule> scheduleFor(const Module& module) {
   return makeSchedule(pipeline.schedule, stages, chunks, microbatches);
 }
 
+// Where the chunks' iterations begin, as the plan says: only 0 where it says nothing, empty where that
+// can't be. The frontend has checked plans; this is for IR text.
+std::vector<int64_t> boundsOf(const Pipeline& pipeline, int64_t iterations, int chunks) {
+  std::vector<int64_t> bounds{0};
+  if (pipeline.counts.empty()) return iterations < chunks ? std::vector<int64_t>() : bounds;
+  if (int64_t(pipeline.counts.size()) != chunks) return {};
+  for (int64_t count : pipeline.counts) {
+    if (count < 1 || count > iterations - bounds.back()) return {};
+    bounds.push_back(bounds.back() + count);
+  }
+  return bounds.back() == iterations ? bounds : std::vector<int64_t>();
+}
+
 }  // namespace
 
 Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
@@ -25,8 +40,8 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
     stages.push_back(std::move(module));
     return stages;
   }
-  if (module->level != Level::Sharded) {
-    diags.report({}, Diag::PassOrder, "pipeline", "a module typed by 'shard'");
+  if (module->level != Level::Sharded || module->arenaBytes > 0) {
+    diags.report({}, Diag::PassOrder, "pipeline", "a module typed by 'shard' and not yet by 'memory'");
     return stages;
   }
   auto schedule = scheduleFor(*module);
@@ -37,8 +52,15 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
   }
   std::vector<CutRepeat> repeats = findRepeats(*module, diags);
   if (repeats.empty()) return stages;
-  std::vector<int64_t> bounds{0};
-  for (int64_t count : module->pipeline.counts) bounds.push_back(bounds.back() + count);
+  int64_t iterations = repeats.back().first + repeats.back().count;
+  std::vector<int64_t> bounds = boundsOf(module->pipeline, iterations, schedule->chunks());
+  if (bounds.empty()) {
+    diags.report(module->pipeline.loc, Diag::ScheduleInvalid,
+                 llvm::formatv("{0} iterations can't be dealt out to {1} chunks like that",
+                               iterations, schedule->chunks())
+                     .str());
+    return stages;
+  }
   if (bounds.size() == 1) bounds = balance(*module, repeats, *schedule);
   ModelCut cut = cutModel(*module, std::move(repeats), std::move(bounds));
   addStageSums(*module, cut, *schedule);
