@@ -45,4 +45,12 @@ Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds t
   return failure.empty() ? kYes : kNo;
 }
 
+Exit runRanks(llvm::StringRef tool, Communicator* mpi, int64_t ranks,
+              std::chrono::milliseconds timeout,
+              llvm::function_ref<llvm::Error(Communicator&)> body) {
+  if (!mpi) return runThreads(tool, ranks, timeout, body);
+  llvm::Error error = body(*mpi);
+  return error ? fail(tool, llvm::toString(std::move(error))) : kYes;
+}
+
 }  // namespace planc
