@@ -284,9 +284,9 @@ llvm::Expected<Planx> openFor(Communicator* mpi) {
   if (!planx) return planx.takeError();
   int64_t ranks = planx->grid().ranks();
   if (mpi->size() != ranks)
-    return failure("'" + input + "' is for " + llvm::Twine(ranks) + " ranks, and the processes are " +
-                   llvm::Twine(mpi->size()) + ": mpirun -n " + llvm::Twine(ranks) +
-                   " planrun ... --comm mpi");
+    return failure("'" + input + "' is for " + llvm::Twine(ranks) +
+                   " ranks, and the processes are " + llvm::Twine(mpi->size()) + ": mpirun -n " +
+                   llvm::Twine(ranks) + " planrun ... --comm mpi");
   return planx;
 }
 
