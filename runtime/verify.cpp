@@ -1,15 +1,16 @@
 // Rank 0 also runs the model before the others go on: up to the update, and then to the end of the
 // step. So all can read its tensors where they lie, and no rank needs to be where another is in its
-// schedule, which may be another one. Activations, whose memory is used again, are copied. Tested by
-// tests/tools/verify.test, tests/runtime/stages_test.cpp and tests/runtime/verify_test.cpp, which
-// plants faults.
+// schedule, which may be another one. Activations, whose memory is used again, are copied. Ranks that
+// are processes run the model each for itself, which is repeatable to the bit. At the end rank 0 gets
+// what each rank has found. Tested by tests/tools/verify.test, tests/tools/verify_mpi.test,
+// tests/runtime/stages_test.cpp and tests/runtime/verify_test.cpp, which plants faults.
 #include "runtime/verify.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "ir/schedule.h"
@@ -17,6 +18,7 @@
 #include "runtime/random.h"
 #include "runtime/runs.h"
 #include "runtime/session.h"
+#include "runtime/talk.h"
 
 namespace planc {
 
@@ -43,6 +45,8 @@ constexpr double kJitter = 0.1;
 // Two orders of summing are apart by about as much as each is from the exact sum; more, for what one
 // of them has by chance.
 constexpr double kNoise = 4;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Whether ranks hold a variable's own elements: packed rows and their numbers are each rank's own.
 bool isComparable(const Variable& var) {
@@ -213,16 +217,15 @@ class Verifier : public Verification {
 
  private:
   // A rank's largest difference from the model, relative to a scale, and the element of the whole
-  // tensor that has it.
+  // tensor that has it. Less than no difference: the rank holds nothing of the tensor.
   struct Difference {
-    double worst = 0;
+    double worst = -1;
     int64_t element = 0;
   };
   // What a comparison of the report compares.
   struct Compared {
     const Tensor* tensor;
     const std::byte* whole;  // the model's; valid for this step
-    bool isHeld = false;     // by any rank
   };
   // One rank of the program.
   struct Mine {
@@ -230,6 +233,7 @@ class Verifier : public Verification {
     Session& session;
     Coordinates here;
     std::map<std::string, std::vector<const Variable*>> vars;  // by the name in the model
+    std::vector<Difference> found = {};  // by the number of the comparison
   };
 
   std::string nameInModel(const Variable& var) const;
@@ -237,9 +241,9 @@ class Verifier : public Verification {
   llvm::Error runModel(bool updates, int64_t step);
   void measure(Moment moment, int64_t step, int64_t microbatch = -1);
   void takeInputs(const Module& program, Session& session, const Coordinates& here) const;
-  void compare(const Mine& mine, Moment moment, const Call* call = nullptr);
-  void compare(const Mine& mine, const Variable& var, size_t number);
-  void close(int64_t ranks);
+  void compare(Mine& mine, Moment moment, const Call* call = nullptr);
+  void compare(Mine& mine, const Variable& var, size_t number);
+  void conclude(llvm::ArrayRef<std::string> found);
   Difference difference(const Variable& mine, const std::byte* data, const Compared& with,
                         const Coordinates& here, double scale) const;
 
@@ -251,7 +255,6 @@ class Verifier : public Verification {
   std::vector<Compared> compared_;  // of each of the report's comparisons
   size_t open_ = 0;                 // where those that ranks are to answer begin
   std::map<std::pair<const Variable*, int64_t>, std::vector<std::byte>> activations_;
-  std::mutex mutex_;
 };
 
 // A stage that holds several parts of the model numbers what each of them saves: `norm.3`.
@@ -365,15 +368,15 @@ void Verifier::takeInputs(const Module& program, Session& session, const Coordin
   }
 }
 
-// The largest difference of a rank's piece, relative to `scale`; padding must be zero.
+// The largest difference of a rank's piece, relative to `scale`; padding must be zero. What is not
+// finite is never equal, even to itself.
 Verifier::Difference Verifier::difference(const Variable& mine, const std::byte* data,
                                           const Compared& with, const Coordinates& here,
                                           double scale) const {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const Variable& one = *with.tensor->var;
   llvm::ArrayRef<int64_t> at = with.tensor->at;
   if (mine.wholeType().dims != one.type.dims || !mine.type.partial.empty()) return {kInfinity};
-  Difference found;
+  Difference found{0};
   int64_t nonzero = 0;
   auto note = [&](double a, double b, int64_t element) {
     double apart = std::isnan(a - b) ? kInfinity : std::abs(a - b);
@@ -392,13 +395,15 @@ Verifier::Difference Verifier::difference(const Variable& mine, const std::byte*
       nonzero -= fetch(mine.type.elem, data, piece.first + i) != 0;
     if (nonzero != 0) return {kInfinity, found.element};
   }
-  found.worst = found.worst == 0 ? 0 : scale > 0 ? found.worst / scale : kInfinity;
+  bool isRelative = scale > 0 && std::isfinite(found.worst);
+  found.worst = found.worst == 0 ? 0 : isRelative ? found.worst / scale : kInfinity;
   return found;
 }
 
 // What this rank holds of the open comparisons of a moment; of activations, those that the call has
 // written.
-void Verifier::compare(const Mine& mine, Moment moment, const Call* call) {
+void Verifier::compare(Mine& mine, Moment moment, const Call* call) {
+  mine.found.resize(report_.comparisons.size());
   std::set<const Variable*> written;
   if (call)
     walk(*mine.program.findFunction(call->function)->body, [&](const Op* op) {
@@ -415,35 +420,37 @@ void Verifier::compare(const Mine& mine, Moment moment, const Call* call) {
   }
 }
 
-void Verifier::compare(const Mine& mine, const Variable& var, size_t number) {
-  Comparison& c = report_.comparisons[number];
+void Verifier::compare(Mine& mine, const Variable& var, size_t number) {
+  const Comparison& c = report_.comparisons[number];
   const Compared& with = compared_[number];
   if (!sliceOf(var, with.tensor->at, mine.here).exists) return;
   const std::byte* data = mine.session.interpreter().data(var) +
                           std::max<int64_t>(c.microbatch, 0) % var.flights * var.type.bytes();
   Difference apart = difference(var, data, with, mine.here, c.scale);
-  std::lock_guard lock(mutex_);
-  compared_[number].isHeld = true;
-  bool isWorst = apart.worst > c.difference;
-  c.difference = std::max(c.difference, apart.worst);
-  if (!(apart.worst > c.bound)) return;
-  if (!llvm::is_contained(c.ranks, mine.here.rank())) c.ranks.push_back(mine.here.rank());
-  if (isWorst && with.tensor->at.empty()) {
-    const Variable& whole = *with.tensor->var;
-    c.iteration = iterationText(whole, iterationsOf(whole, apart.element));
-  }
+  if (apart.worst > mine.found[number].worst) mine.found[number] = apart;
 }
 
-// What no rank holds: of activations a program need not save the same; anything else is missing.
-void Verifier::close(int64_t ranks) {
+// From each rank's differences, as bytes. What no rank holds: of activations a program need not save
+// the same; anything else is missing.
+void Verifier::conclude(llvm::ArrayRef<std::string> found) {
   std::vector<Comparison> kept;
   for (size_t i = 0; i < compared_.size(); ++i) {
     Comparison& c = report_.comparisons[i];
-    if (!compared_[i].isHeld) {
-      if (compared_[i].tensor->var->kind == VarKind::Slot) continue;
-      c.difference = std::numeric_limits<double>::infinity();
-      for (int64_t rank = 0; rank < ranks; ++rank) c.ranks.push_back(rank);
+    const Variable& whole = *compared_[i].tensor->var;
+    Difference worst;
+    for (size_t rank = 0; rank < found.size(); ++rank) {
+      Difference d;
+      std::memcpy(&d, &found[rank][i * sizeof(d)], sizeof(d));
+      if (d.worst > worst.worst) worst = d;
+      if (d.worst > c.bound) c.ranks.push_back(int64_t(rank));
     }
+    bool isHeld = worst.worst >= 0;
+    if (!isHeld && whole.kind == VarKind::Slot) continue;
+    c.difference = isHeld ? worst.worst : kInfinity;
+    if (!isHeld)
+      for (size_t rank = 0; rank < found.size(); ++rank) c.ranks.push_back(int64_t(rank));
+    else if (!c.ranks.empty() && compared_[i].tensor->at.empty())
+      c.iteration = iterationText(whole, iterationsOf(whole, worst.element));
     kept.push_back(std::move(c));
   }
   report_.comparisons = std::move(kept);
@@ -458,11 +465,11 @@ llvm::Error Verifier::run(const Roles& roles, Communicator& comm) {
   if (llvm::Error error = (*session)->initialise(kJitter)) return error;
   Mine mine{program, **session, here, {}};
   for (const auto& var : program.vars) mine.vars[nameInModel(*var)].push_back(var.get());
-  // The model's side, while the other ranks wait.
+  // The model's side, while ranks that share it wait.
   auto asOne = [&](auto&& body) -> llvm::Error {
     if (llvm::Error error = comm.barrier(comm.world(), {"verify"})) return error;
-    llvm::Error mine = comm.rank() == 0 ? body() : llvm::Error::success();
-    return comm.agree(std::move(mine));
+    bool isRunner = comm.rank() == 0 || !options_.isShared;
+    return comm.agree(isRunner ? body() : llvm::Error::success());
   };
   size_t update = updateOf(program);
   bool updates = update < program.schedule.size();
@@ -496,10 +503,11 @@ llvm::Error Verifier::run(const Roles& roles, Communicator& comm) {
       if (llvm::Error error = (*session)->run(program.schedule[i])) return error;
     compare(mine, Moment::Step);
   }
-  return asOne([&] {
-    close(comm.size());
-    return llvm::Error::success();
-  });
+  auto found = toFirst(comm, std::string(reinterpret_cast<const char*>(mine.found.data()),
+                                         mine.found.size() * sizeof(Difference)));
+  if (!found) return found.takeError();
+  if (comm.rank() == 0) conclude(*found);
+  return llvm::Error::success();
 }
 
 }  // namespace

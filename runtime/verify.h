@@ -22,6 +22,7 @@ struct VerifyOptions {
   // (a key's bias) holds only rounding.
   double bound = 1e-10;
   bool activations = false;  // compare saved activations too: to find where a difference begins
+  bool isShared = true;      // one Verification for all ranks; else each, a process, has its own
   std::chrono::milliseconds timeout{60000};
 };
 
@@ -38,7 +39,7 @@ struct Comparison {
   double difference = 0;       // the worst of all ranks, relative as VerifyOptions::bound says
   double scale = 0;            // what it is relative to
   double bound = 0;            // the largest difference allowed
-  std::vector<int64_t> ranks;  // those that differ by more than the bound
+  std::vector<int64_t> ranks;  // those that differ by more than the bound, in order
 };
 
 struct VerifyReport {
@@ -48,12 +49,13 @@ struct VerifyReport {
   const Comparison* worst() const;
 };
 
-// What the ranks of a run share: made before they start, and asked when they are done.
+// Made before the ranks start, and asked when they are done.
 class Verification {
  public:
   virtual ~Verification() = default;
   // As one rank of the program; all ranks call it at once.
   virtual llvm::Error run(const Roles& roles, Communicator& comm) = 0;
+  // Of all ranks, on rank 0; on others nothing differs.
   virtual const VerifyReport& report() const = 0;
 };
 

@@ -15,8 +15,11 @@ namespace planc {
 // Exit codes of every command: docs/language.md, "Errors".
 enum Exit { kYes = 0, kNo = 1, kUsage = 2, kFault = 3 };
 
+// Of several processes only the first says what all know.
+inline bool isSilent = false;
+
 inline Exit fail(llvm::StringRef tool, const llvm::Twine& what, Exit code = kNo) {
-  llvm::errs() << tool << ": " << what << '\n';
+  if (!isSilent) llvm::errs() << tool << ": " << what << '\n';
   return code;
 }
 

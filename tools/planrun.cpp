@@ -55,7 +55,7 @@ cl::opt<std::string> deviceName("device", cl::init("cpu"), cl::desc("cpu"), cl::
 cl::opt<std::string> commName("comm", cl::init("threads"),
                               cl::desc("What ranks are: threads, or mpi: processes of mpirun"),
                               cl::value_desc("NAME"), cl::cat(category), cl::sub(runCommand),
-                              cl::sub(evalCommand));
+                              cl::sub(evalCommand), cl::sub(verifyCommand));
 cl::opt<int> threads(
     "threads", cl::init(0),
     cl::desc("CPU threads of each rank (all ranks together: as many as there are)"),
@@ -83,12 +83,7 @@ cl::opt<std::string> output("o", cl::Required, cl::desc("Loss, logits and gradie
 
 constexpr llvm::StringLiteral kTool = "planrun";
 
-// Of several processes only the first says what all know.
-bool isSilent = false;
-
-Exit fail(const llvm::Twine& what, Exit code = kNo) {
-  return isSilent ? code : planc::fail(kTool, what, code);
-}
+Exit fail(const llvm::Twine& what, Exit code = kNo) { return planc::fail(kTool, what, code); }
 Exit fail(llvm::Error error) { return fail(llvm::toString(std::move(error))); }
 
 llvm::Error failure(const llvm::Twine& what) {
@@ -282,20 +277,26 @@ llvm::Error runOn(Communicator& comm, const Planx& planx) {
   return trainOn(comm, session, *data);
 }
 
+// The program, for as many ranks as there are processes.
+llvm::Expected<Planx> openFor(Communicator* mpi) {
+  if (!mpi) return open(input);
+  auto planx = agree(*mpi, open(input));
+  if (!planx) return planx.takeError();
+  int64_t ranks = planx->grid().ranks();
+  if (mpi->size() != ranks)
+    return failure("'" + input + "' is for " + llvm::Twine(ranks) +
+                   " ranks, and the processes are " + llvm::Twine(mpi->size()) + ": mpirun -n " +
+                   llvm::Twine(ranks) + " planrun ... --comm mpi");
+  return planx;
+}
+
 // Runs `body` on every rank of the program that this process has.
 template <class F>
 Exit onRanks(Communicator* mpi, F&& body) {
-  auto planx = mpi ? agree(*mpi, open(input)) : open(input);
+  auto planx = openFor(mpi);
   if (!planx) return fail(planx.takeError());
-  auto onRank = [&](Communicator& comm) -> llvm::Error { return body(comm, *planx); };
-  int64_t ranks = planx->grid().ranks();
-  if (!mpi) return runThreads(kTool, ranks, std::chrono::seconds(timeout), onRank);
-  if (mpi->size() != ranks)
-    return fail("'" + input + "' is for " + llvm::Twine(ranks) + " ranks, and the processes are " +
-                llvm::Twine(mpi->size()) + ": mpirun -n " + llvm::Twine(ranks) +
-                " planrun ... --comm mpi");
-  if (llvm::Error error = onRank(*mpi)) return fail(std::move(error));
-  return kYes;
+  return runRanks(kTool, mpi, planx->grid().ranks(), std::chrono::seconds(timeout),
+                  [&](Communicator& comm) -> llvm::Error { return body(comm, *planx); });
 }
 
 Exit run(Communicator* mpi) {
@@ -328,18 +329,23 @@ Exit evaluate(Communicator* mpi) {
   });
 }
 
-Exit verify() {
+// In `verify` ranks wait for the one that runs the model.
+std::chrono::seconds patience() {
+  return std::chrono::seconds(verifyCommand && timeout.getNumOccurrences() == 0 ? 3600
+                                                                                : int(timeout));
+}
+
+Exit verify(Communicator* mpi) {
   if (verifySteps < 1 || verifySteps > 1000)
     return fail("--steps takes a number from 1 to 1000", kUsage);
   if (bound.getNumOccurrences() > 0 && !(bound > 0 && std::isfinite(bound)))
     return fail("--bound takes a number above 0", kUsage);
   if (verifyPrecision != "f64" && verifyPrecision != "plan")
     return fail("--precision takes f64 or plan", kUsage);
-  auto planx = open(input);
+  auto planx = openFor(mpi);
   if (!planx) return fail(planx.takeError());
-  return planc::verify(kTool, input, *planx,
-                       {verifySteps, verifyPrecision == "plan", bound, json,
-                        std::chrono::seconds(timeout.getNumOccurrences() > 0 ? int(timeout) : 3600)});
+  return planc::verify(kTool, input, *planx, mpi,
+                       {verifySteps, verifyPrecision == "plan", bound, json, patience()});
 }
 
 }  // namespace
@@ -360,13 +366,12 @@ int main(int argc, char** argv) {
     if (const char* text = std::getenv(size); text && commName != "mpi" && std::atoi(text) > 1)
       return fail(llvm::StringRef(text) + " processes were started, and each would run all ranks: "
                   "add --comm mpi", kUsage);
-  if (verifyCommand) return verify();
   if (commName != "threads" && commName != "mpi")
     return fail("there is no communicator '" + commName + "' here; there are: threads, mpi",
                 kUsage);
   std::unique_ptr<Communicator> mpi;
   if (commName == "mpi") {
-    auto made = makeMpiCommunicator(std::chrono::seconds(timeout));
+    auto made = makeMpiCommunicator(patience());
     if (!made) return fail(made.takeError());
     mpi = std::move(*made);
     isSilent = mpi->rank() != 0;
@@ -374,5 +379,6 @@ int main(int argc, char** argv) {
   if (threads < 0 || threads > 1024) return fail("--threads takes a number from 0 to 1024", kUsage);
   if (deviceName != "cpu")
     return fail("there is no device '" + deviceName + "' here; there is: cpu", kUsage);
+  if (verifyCommand) return verify(mpi.get());
   return runCommand ? run(mpi.get()) : evaluate(mpi.get());
 }

@@ -1,11 +1,12 @@
 // Threads that are ranks. An error that all ranks share is rank 0's too; one that a rank tells the
-// others ends up in the team's failure. Tested by tests/tools/ranks.test.
+// others ends up in the team's failure. Tested by tests/tools/ranks.test and tests/tools/mpi.test.
 #include "tools/ranks.h"
 
 #include <thread>
 #include <vector>
 
 namespace planc {
+namespace {
 
 Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds timeout,
                 llvm::function_ref<llvm::Error(Communicator&)> body) {
@@ -43,6 +44,16 @@ Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds t
     if (!errors[rank].empty())
       return fail(tool, (rank > 0 ? "rank " + llvm::Twine(rank) + ": " : "") + errors[rank]);
   return failure.empty() ? kYes : kNo;
+}
+
+}  // namespace
+
+Exit runRanks(llvm::StringRef tool, Communicator* mpi, int64_t ranks,
+              std::chrono::milliseconds timeout,
+              llvm::function_ref<llvm::Error(Communicator&)> body) {
+  if (!mpi) return runThreads(tool, ranks, timeout, body);
+  llvm::Error error = body(*mpi);
+  return error ? fail(tool, llvm::toString(std::move(error))) : kYes;
 }
 
 }  // namespace planc

@@ -1,4 +1,4 @@
-// Ranks as threads of this process, from beginning to end.
+// Ranks as threads of this process, from beginning to end; or this process as one of them.
 #pragma once
 
 #include "runtime/comm.h"
@@ -6,9 +6,11 @@
 
 namespace planc {
 
-// Runs `body` as each rank. What went wrong is said once; a run that failed between ranks is followed
-// by the table of what each was doing. When a rank does not end then, the process does.
-Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds timeout,
-                llvm::function_ref<llvm::Error(Communicator&)> body);
+// Runs `body` as the rank that this process is among those of `mpi`; where that is null, as each rank,
+// a thread. What went wrong is said once; a run that failed between threads is followed by the table of
+// what each was doing. When one does not end then, the process does.
+Exit runRanks(llvm::StringRef tool, Communicator* mpi, int64_t ranks,
+              std::chrono::milliseconds timeout,
+              llvm::function_ref<llvm::Error(Communicator&)> body);
 
 }  // namespace planc

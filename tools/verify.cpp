@@ -1,12 +1,13 @@
 // Makes the one-rank program of the model, widens both to f64 unless told otherwise, runs and reports.
 // Where something differs it runs again with saved activations, to find where it begins. Tested by
-// tests/tools/verify.test.
+// tests/tools/verify.test and tests/tools/verify_mpi.test.
 #include "tools/verify.h"
 
 #include "llvm/Support/Format.h"
 #include "llvm/Support/JSON.h"
 #include "passes/pass_manager.h"
 #include "passes/widen.h"
+#include "runtime/talk.h"
 #include "runtime/verify.h"
 #include "tools/ranks.h"
 
@@ -31,8 +32,7 @@ std::unique_ptr<Module> oneRankProgram(const Module& model, bool isWide, std::st
   return nullptr;
 }
 
-std::string ranksText(std::vector<int64_t> ranks, const Grid& grid) {
-  std::sort(ranks.begin(), ranks.end());
+std::string ranksText(llvm::ArrayRef<int64_t> ranks, const Grid& grid) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) {
     size_t last = i;
@@ -70,6 +70,10 @@ std::string describe(const Comparison& c) {
 void printJson(const VerifyReport& report, const Module& model, const VerifyOptions& options,
                int64_t ranks, llvm::StringRef precision) {
   llvm::json::OStream out(llvm::outs(), 1);
+  auto number = [&](llvm::StringRef name, double x) {
+    if (std::isfinite(x)) out.attribute(name, x);
+    else out.attribute(name, nullptr);  // JSON has no infinity
+  };
   out.object([&] {
     out.attribute("equal", report.first() == nullptr);
     out.attribute("ranks", ranks);
@@ -84,9 +88,8 @@ void printJson(const VerifyReport& report, const Module& model, const VerifyOpti
           if (!c.iteration.empty()) out.attribute("iteration", c.iteration);
           out.attribute("step", c.step);
           if (c.microbatch >= 0) out.attribute("microbatch", c.microbatch);
-          if (std::isfinite(c.difference)) out.attribute("difference", c.difference);
-          else out.attribute("difference", nullptr);
-          out.attribute("scale", c.scale);
+          number("difference", c.difference);
+          number("scale", c.scale);
           out.attribute("bound", c.bound);
           out.attribute("equal", c.ranks.empty());
           if (std::string at = place(model, c.loc); !at.empty()) out.attribute("place", at);
@@ -154,7 +157,7 @@ void print(const VerifyReport& report, const Module& model, const VerifyOptions&
 
 }  // namespace
 
-Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx,
+Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, Communicator* mpi,
             const VerifyCommand& command) {
   bool isWide = !command.ownPrecision;
   std::string fault;
@@ -170,27 +173,38 @@ Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx,
   VerifyOptions options;
   options.steps = command.steps;
   options.timeout = command.timeout;
+  options.isShared = !mpi;
   options.bound = command.bound > 0     ? command.bound
                   : precision == "f64"  ? 1e-10
                   : precision == "bf16" ? 3e-2
                                         : 1e-5;
   int64_t ranks = planx.grid().ranks();
   VerifyReport report;
+  bool isEqual = true;
   for (bool activations : {false, true}) {
     options.activations = activations;
     auto makeDevice = [](const Coordinates& rank) { return makeCpuDevice(1, rank); };
     auto made = makeVerification(*one, exact.get(), makeDevice, options);
+    if (mpi) made = agree(*mpi, std::move(made));
     if (!made) return fail(tool, llvm::toString(made.takeError()));
-    Exit code = runThreads(tool, ranks, options.timeout, [&](Communicator& comm) {
+    Exit code = runRanks(tool, mpi, ranks, options.timeout, [&](Communicator& comm) {
       return (*made)->run(planx.roles, comm);
     });
     if (code != kYes) return code;
     report = (*made)->report();
-    if (!report.first()) break;
+    isEqual = !report.first();
+    if (mpi) {
+      auto differs = any(*mpi, !isEqual);
+      if (!differs) return fail(tool, llvm::toString(differs.takeError()));
+      isEqual = !*differs;
+    }
+    if (isEqual) break;
   }
+  if (isSilent) return isEqual ? kYes : kNo;
   if (command.json) printJson(report, *one, options, ranks, precision);
   else print(report, *one, options, planx.grid(), precision);
-  return report.first() ? kNo : kYes;
+  llvm::outs().flush();  // mpirun may end this process as soon as another has said 1
+  return isEqual ? kYes : kNo;
 }
 
 }  // namespace planc

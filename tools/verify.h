@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ir/planx.h"
+#include "runtime/comm.h"
 #include "tools/command.h"
 
 namespace planc {
@@ -14,6 +15,8 @@ struct VerifyCommand {
   std::chrono::milliseconds timeout{60000};
 };
 
-Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, const VerifyCommand& command);
+// `mpi`: this process's rank; null where all ranks are threads of it.
+Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, Communicator* mpi,
+            const VerifyCommand& command);
 
 }  // namespace planc

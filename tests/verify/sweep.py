@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Compiles and verifies plans over pairs of options: for every two options, every pair of their values
 occurs in some plan. Usage: sweep.py PLANC PLANRUN [--table stages] [--sample K/N] [--only I]
-[--keep DIR] [--list] [--also-own].
+[--keep DIR] [--list] [--also-own] [--comm mpi].
 
 Each plan runs on all its ranks and its model on one (`planrun verify`, f64, 3 steps); with --also-own
-also in the plan's own precision. The plans follow from the tables below alone: `ranks` crosses what
-splits tensors, `stages` the pipeline with a few of each of those."""
+also in the plan's own precision. With --comm mpi ranks are processes, and plans of more than 8 are left
+out. The plans follow from the tables below alone: `ranks` crosses what splits tensors, `stages` the
+pipeline with a few of each of those."""
 
 import argparse
 import itertools
@@ -50,6 +51,10 @@ STAGES = {
 }
 TABLES = {"ranks": (RANKS, 200), "stages": (STAGES, 120)}  # and the least number of plans
 MOST_RANKS = 64
+MOST_PROCESSES = 8
+# Processes as root, and more than processors: as in containers.
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+       "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 def fits(case):
@@ -261,8 +266,13 @@ module project(x[batch, seq, model]) {
             "\n".join(lines) + "\n}\n")
 
 
+def ranks(case):
+    return case["data"] * case["tensor"] * case.get("pipe", 1)
+
+
 def run(command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env=dict(os.environ, **MPI))
     return done.returncode, done.stdout
 
 
@@ -276,12 +286,15 @@ def main():
     parser.add_argument("--keep")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--also-own", action="store_true")
+    parser.add_argument("--comm", choices=["threads", "mpi"], default="threads")
     arguments = parser.parse_args()
     first, step = (int(n) for n in arguments.sample.split("/"))
     failed = done = 0
     all_cases = cases(*TABLES[arguments.table])
     for number, case in enumerate(all_cases):
         if (number - first) % step if arguments.only is None else number != arguments.only:
+            continue
+        if arguments.comm == "mpi" and ranks(case) > MOST_PROCESSES:
             continue
         text = ", ".join(f"{k} {v}" for k, v in case.items())
         if arguments.list:
@@ -295,10 +308,13 @@ def main():
                 file.write(plan(case))
             program = path + "x"
             code, output = run([arguments.planc, "compile", path, "-o", program])
+            verify = [arguments.planrun, "verify", program, "--comm", arguments.comm]
+            if arguments.comm == "mpi":
+                verify = ["mpirun", "-n", str(ranks(case))] + verify
             if code == 0:
-                code, output = run([arguments.planrun, "verify", program])
+                code, output = run(verify)
             if code == 0 and arguments.also_own:
-                code, output = run([arguments.planrun, "verify", program, "--precision", "plan"])
+                code, output = run(verify + ["--precision", "plan"])
         done += 1
         if code != 0:
             failed += 1
