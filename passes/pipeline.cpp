@@ -52,7 +52,7 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
   }
   std::vector<CutRepeat> repeats = findRepeats(*module, diags);
   if (repeats.empty()) return stages;
-  int64_t iterations = repeats.back().first + repeats.back().count;
+  int64_t iterations = repeats.back().begin + repeats.back().count;
   std::vector<int64_t> bounds = boundsOf(module->pipeline, iterations, schedule->chunks());
   if (bounds.empty()) {
     diags.report(module->pipeline.loc, Diag::ScheduleInvalid,
@@ -62,12 +62,13 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
     return stages;
   }
   if (bounds.size() == 1) bounds = balance(*module, repeats, *schedule);
-  ModelCut cut = cutModel(*module, std::move(repeats), std::move(bounds));
-  addStageSums(*module, cut, *schedule);
+  ModelCut cut = cutModel(*module, std::move(repeats), std::move(bounds), *schedule);
+  addStageSums(*module, cut);
+  Timeline timeline = timelineOf(*schedule, WorkCosts());
   std::vector<StepMarks> marks;
   for (int stage = 0; stage < schedule->stages; ++stage) marks.emplace_back(cut, *schedule, stage);
   for (int stage = 0; stage < schedule->stages; ++stage)
-    stages.push_back(StageBuilder(cut, *schedule, marks, stage).make());
+    stages.push_back(StageBuilder(cut, *schedule, timeline, marks, stage).make());
   return stages;
 }
 

@@ -23,7 +23,7 @@ struct CutRepeat {
   const Op* forward;
   const Op* backward;
   int64_t count;
-  int64_t first;  // iterations of the repeats before it
+  int64_t begin;  // iterations of the repeats before it
 };
 
 // A stretch of @forward or @backward that one chunk does: ops in a row, or some iterations of a repeat.
@@ -58,14 +58,18 @@ struct ModelCut {
   std::vector<std::set<const Variable*>> touched;  // by each chunk's work
   std::vector<std::set<const Variable*>> saved;    // slots that each chunk's backward reads, not in repeats
 
+  std::map<const Variable*, std::set<int>> touchersOf, holdersOf;  // the latter by weight or metric
+
   int chunks() const { return int(bounds.size()) - 1; }
-  // Which stages hold a variable that no repeat stacks: those whose chunks touch it, or for a weight's
-  // family (gradient, moments, copy) any of the family.
-  std::set<int> holders(const Variable& var, const PipeSchedule& schedule) const;
-  std::set<int> touchers(const Variable& var, const PipeSchedule& schedule) const;
+  // The stages whose chunks touch a variable.
+  const std::set<int>& touchers(const Variable& var) const;
+  // The stages that hold a variable which no repeat stacks: those that touch it or, for a weight, its
+  // gradient, moments or copy, any of these.
+  const std::set<int>& holders(const Variable& var) const;
   // Whether the total of a `sum` takes more than one stage.
-  bool isShared(const Variable& sum, const PipeSchedule& schedule) const;
-  bool isHeldBefore(const Variable& var, int stage, const PipeSchedule& schedule) const;
+  bool isShared(const Variable& sum) const;
+  // Whether an earlier stage holds a weight, or what belongs to one, too.
+  bool isHeldBefore(const Variable& var, int stage) const;
   // The repeat that stacks a variable; -1: none that is cut.
   int repeatFor(const Variable& var) const {
     auto found = repeatOf.find(&var);
@@ -83,7 +87,11 @@ std::vector<CutRepeat> findRepeats(const Module& whole, Diagnostics& diags);
 std::vector<int64_t> balance(const Module& whole, llvm::ArrayRef<CutRepeat> repeats,
                              const PipeSchedule& schedule);
 
-ModelCut cutModel(const Module& whole, std::vector<CutRepeat> repeats, std::vector<int64_t> bounds);
+ModelCut cutModel(const Module& whole, std::vector<CutRepeat> repeats, std::vector<int64_t> bounds,
+                  const PipeSchedule& schedule);
+
+// The weight or metric that a variable belongs to, or itself.
+const Variable& familyOf(const Module& whole, const Variable& var);
 
 // Whether a value costs nothing to make where it is wanted: a variable's value, a constant, or how ranks
 // hold it or in which order.
@@ -91,7 +99,8 @@ bool isLocal(const Value* value);
 
 // A sum of the step to which several stages add, or of which others hold the total, is a `sum` of each
 // stage, which @reduce adds up: gives such gradients and metrics their `sum` where they have none.
-void addStageSums(Module& whole, const ModelCut& cut, const PipeSchedule& schedule);
+// The variable that was added to becomes the sum, and a new one of its name the total.
+void addStageSums(Module& whole, const ModelCut& cut);
 
 // What a value of the step's functions (@begin, @reduce, @update) is to the stages: the same on All, on
 // Some (that hold what it is made of), of each its own part (Spread over a repeat's stack), or of each
@@ -117,7 +126,7 @@ class StepMarks {
   // Whether the stage has a share of a sum.
   bool contributes(const Value* value) const;
   const Whereabouts& whereIs(const Value* value) const;
-  llvm::ArrayRef<int> chunks() const { return chunks_; }
+  const std::vector<int>& chunks() const { return chunks_; }
   // Chunks of the stage that have iterations of a repeat.
   std::vector<int> chunksOf(int repeat) const;
   // Whether this stage counts a value that it and others hold.
@@ -142,7 +151,8 @@ class StepMarks {
 // One stage's module, as it is being made.
 class StageBuilder {
  public:
-  StageBuilder(const ModelCut& cut, const PipeSchedule& schedule, llvm::ArrayRef<StepMarks> marks, int number);
+  StageBuilder(const ModelCut& cut, const PipeSchedule& schedule, const Timeline& timeline,
+               llvm::ArrayRef<StepMarks> marks, int number);
   std::unique_ptr<Module> make();
 
  private:
@@ -157,7 +167,7 @@ class StageBuilder {
   Variable* boundary(const Value& value, int from, int to, bool isOut);
   std::string nameOf(const Variable& var, int chunk) const;
   void setFirst();
-  bool isTouched(const Variable& var) const;
+  void eraseUntouched();
 
   // pipeline_step.cpp
   void addStep();
@@ -183,13 +193,15 @@ class StageBuilder {
 
   const ModelCut& cut_;
   const PipeSchedule& schedule_;
+  const Timeline& timeline_;
   llvm::ArrayRef<StepMarks> marks_;  // of all stages
   const int number_;
   std::vector<int> chunks_;
   std::unique_ptr<Module> module_;
   llvm::DenseMap<const Value*, Value*> env_;                     // of the function at hand
   std::map<std::pair<const Variable*, int>, Variable*> vars_;    // by chunk; -1: the stage's own
-  std::map<std::pair<const Value*, int>, Variable*> boundaries_;
+  enum class Side { In, Out, Kept };
+  std::map<std::tuple<const Value*, Side, int>, Variable*> boundaries_;  // by the chunk at that side
   std::map<std::pair<const Value*, int>, Value*> step_;  // of the step's function at hand, by chunk
   llvm::DenseMap<const Value*, Value*> shares_, totals_;
 };

@@ -1,4 +1,4 @@
-// How many iterations each chunk gets, from the operations and bytes that the cut functions show. Three
+// How many iterations each chunk gets, from the operations and bytes of @forward. Three
 // wishes, one after the other: the slowest chunk as fast as may be, the fullest as small, and the rest
 // as even (the least sum of squared times). The first two are found by bisection over a bound, since
 // "every chunk takes as many iterations as it may" finds out whether a bound can be kept; the last by
@@ -90,7 +90,7 @@ Loads::Loads(const Module& whole, llvm::ArrayRef<CutRepeat> repeats, const PipeS
       continue;
     }
     Load front = done + loadOf(between), all = loadOf({op});
-    stretches_.push_back({repeat->first, repeat->count, front, all * (1 / double(repeat->count))});
+    stretches_.push_back({repeat->begin, repeat->count, front, all * (1 / double(repeat->count))});
     done = front + all;
     between.clear();
   }

@@ -220,8 +220,7 @@ static void setFlights(Module& module) {
 }
 
 void StageBuilder::addCalls() {
-  Timeline timeline = timelineOf(schedule_, WorkCosts());
-  StageCalls calls(schedule_, timeline, number_);
+  StageCalls calls(schedule_, timeline_, number_);
   for (int chunk : chunks_)
     for (const FunctionCut* cut : {&cut_.forward, &cut_.backward}) {
       int before = cut->before(chunk), behind = cut->behind(chunk);

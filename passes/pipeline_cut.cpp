@@ -19,11 +19,12 @@ const Value* topValue(const Value* value, const Function& function) {
   return value->block() == function.body.get() ? value : nullptr;
 }
 
-// Calls f(value) for the function's own values that an op needs, in its bodies too.
+// Calls f(value) for the function's own values that an op needs, in its bodies too; `begins`: whether it
+// also needs what a repeat begins with.
 template <class F>
-void forOperands(const Op& op, const Function& function, F&& f) {
+void forOperands(const Op& op, const Function& function, F&& f, bool begins = true) {
   for (const Value* operand : op.operands())
-    if (const Value* top = topValue(operand, function)) f(top);
+    if (const Value* top = topValue(operand, function); top && begins) f(top);
   if (!op.body) return;
   walk(*op.body, [&](const Op* inner) {
     for (const Value* operand : inner->operands())
@@ -87,7 +88,7 @@ void Cutter::parts() {
   size_t count = model_.repeats.size();
   size_t passed = into_.isBackward ? count : 0;  // repeats in front, in the model's order
   auto straight = [&] {
-    int64_t next = passed < count ? model_.repeats[passed].first : model_.bounds.back() - 1;
+    int64_t next = passed < count ? model_.repeats[passed].begin : model_.bounds.back() - 1;
     return Part{chunkOf(next), {}};
   };
   into_.parts.push_back(straight());
@@ -127,12 +128,8 @@ void Cutter::connect() {
     if (!part.repeat) continue;
     for (const Value* arg : part.repeat->body->args())
       if (!part.isFirst) into_.takes[size_t(part.chunk)].insert(arg);
-    walk(*part.repeat->body, [&](const Op* inner) {
-      for (const Value* operand : inner->operands())
-        if (topValue(operand, function_)) need(operand, part.chunk);
-    });
-    if (part.isFirst)
-      for (const Value* operand : part.repeat->operands()) need(operand, part.chunk);
+    auto needed = [&](const Value* value) { need(value, part.chunk); };
+    forOperands(*part.repeat, function_, needed, part.isFirst);
   }
 }
 
@@ -147,8 +144,9 @@ std::vector<std::set<const Variable*>> slotsRead(const FunctionCut& cut, int chu
     });
   };
   for (const Part& part : cut.parts) {
-    auto addOp = [&](const Op& op) {
-      forOperands(op, *cut.function, [&](const Value* value) { add(value, part.chunk); });
+    auto addOp = [&](const Op& op, bool begins) {
+      auto addValue = [&](const Value* value) { add(value, part.chunk); };
+      forOperands(op, *cut.function, addValue, begins);
       if (!op.body) return;
       walk(*op.body, [&](const Op* inner) {
         bool isOuter = inner->kind == OpKind::Read && inner->var->kind == VarKind::Slot &&
@@ -157,8 +155,8 @@ std::vector<std::set<const Variable*>> slotsRead(const FunctionCut& cut, int chu
       });
     };
     for (const Op* op : part.ops)
-      if (op->results().empty() || !isLocal(op->result())) addOp(*op);
-    if (part.repeat) addOp(*part.repeat);
+      if (op->results().empty() || !isLocal(op->result())) addOp(*op, true);
+    if (part.repeat) addOp(*part.repeat, part.isFirst);
   }
   return slots;
 }
@@ -173,7 +171,7 @@ void findStacks(ModelCut& cut) {
   };
   for (size_t i = 0; i < cut.repeats.size(); ++i) {
     add(*cut.repeats[i].forward, int(i));
-    if (cut.repeats[i].backward) add(*cut.repeats[i].backward, int(i));
+    add(*cut.repeats[i].backward, int(i));
   }
   for (bool isChanged = true; isChanged;) {
     isChanged = false;
@@ -199,17 +197,17 @@ void findTouched(ModelCut& cut) {
         if (value->def()->var) touched.insert(value->def()->var);
         for (const Value* operand : value->def()->operands()) origins(operand);
       };
-      auto add = [&](const Op& op) {
+      auto add = [&](const Op& op, bool begins) {
         if (op.var) touched.insert(op.var);
-        forOperands(op, *function->function, origins);
+        forOperands(op, *function->function, origins, begins);
         if (op.body)
           walk(*op.body, [&](const Op* inner) {
             if (inner->var) touched.insert(inner->var);
           });
       };
       for (const Op* op : part.ops)
-        if (op->results().empty() || !isLocal(op->result())) add(*op);
-      if (part.repeat) add(*part.repeat);
+        if (op->results().empty() || !isLocal(op->result())) add(*op, true);
+      if (part.repeat) add(*part.repeat, part.isFirst);
     }
 }
 
@@ -222,8 +220,11 @@ bool isLocal(const Value* value) {
     case OpKind::Read:
     case OpKind::Const:
       return true;
-    case OpKind::Cast:
     case OpKind::Sum:
+      // Another order in memory; what adds up is work.
+      if (op->result()->type.dims.size() != op->operand(0)->type.dims.size()) return false;
+      [[fallthrough]];
+    case OpKind::Cast:
     case OpKind::AllGather:
     case OpKind::ShardSlice:
     case OpKind::OneCopy:
@@ -235,8 +236,8 @@ bool isLocal(const Value* value) {
 
 std::pair<int64_t, int64_t> ModelCut::iterations(int chunk, int repeat) const {
   const CutRepeat& cut = repeats[size_t(repeat)];
-  int64_t from = std::max(bounds[size_t(chunk)], cut.first) - cut.first;
-  int64_t to = std::min(bounds[size_t(chunk) + 1], cut.first + cut.count) - cut.first;
+  int64_t from = std::max(bounds[size_t(chunk)], cut.begin) - cut.begin;
+  int64_t to = std::min(bounds[size_t(chunk) + 1], cut.begin + cut.count) - cut.begin;
   return from < to ? std::pair(from, to) : std::pair<int64_t, int64_t>(0, 0);
 }
 
@@ -266,8 +267,8 @@ std::vector<CutRepeat> findRepeats(const Module& whole, Diagnostics& diags) {
   return {};
 }
 
-ModelCut cutModel(const Module& whole, std::vector<CutRepeat> repeats,
-                  std::vector<int64_t> bounds) {
+ModelCut cutModel(const Module& whole, std::vector<CutRepeat> repeats, std::vector<int64_t> bounds,
+                  const PipeSchedule& schedule) {
   ModelCut cut;
   cut.whole = &whole;
   cut.repeats = std::move(repeats);
@@ -286,6 +287,12 @@ ModelCut cutModel(const Module& whole, std::vector<CutRepeat> repeats,
         if (cut.saved[size_t(chunk)].count(op->var)) forward.need(op->operand(0), chunk);
   findStacks(cut);
   findTouched(cut);
+  for (int chunk = 0; chunk < cut.chunks(); ++chunk)
+    for (const Variable* var : cut.touched[size_t(chunk)]) {
+      int stage = schedule.stageOf[size_t(chunk)];
+      cut.touchersOf[var].insert(stage);
+      cut.holdersOf[&familyOf(whole, *var)].insert(stage);
+    }
   return cut;
 }
 

@@ -8,48 +8,51 @@
 
 namespace planc {
 
-StageBuilder::StageBuilder(const ModelCut& cut, const PipeSchedule& schedule, llvm::ArrayRef<StepMarks> marks,
-             int number)
-    : cut_(cut), schedule_(schedule), marks_(marks), number_(number) {
-  for (int chunk = 0; chunk < schedule.chunks(); ++chunk)
-    if (stageOf(chunk) == number) chunks_.push_back(chunk);
-}
+StageBuilder::StageBuilder(const ModelCut& cut, const PipeSchedule& schedule,
+                           const Timeline& timeline, llvm::ArrayRef<StepMarks> marks, int number)
+    : cut_(cut),
+      schedule_(schedule),
+      timeline_(timeline),
+      marks_(marks),
+      number_(number),
+      chunks_(mine().chunks()) {}
 
 // Stacks and saved values are a chunk's own, everything else the stage's.
 std::string StageBuilder::nameOf(const Variable& var, int chunk) const {
-  bool isOwn = cut_.repeatOf.count(&var) || var.kind == VarKind::Slot;
+  bool isOwn = cut_.repeatFor(var) >= 0 || var.kind == VarKind::Slot;
   if (!isOwn || !holdsSeveral() || var.output) return var.name;
   return var.name + "." + std::to_string(chunk);
 }
 
 Variable* StageBuilder::variable(const Variable& var, int chunk) {
-  auto repeat = cut_.repeatOf.find(&var);
-  bool isStacked = repeat != cut_.repeatOf.end();
+  int repeat = cut_.repeatFor(var);
+  bool isStacked = repeat >= 0;
   std::pair<const Variable*, int> key{&var, isStacked || var.kind == VarKind::Slot ? chunk : -1};
   if (auto known = vars_.find(key); known != vars_.end()) return known->second;
   Variable made = var;
   made.name = nameOf(var, chunk);
   if (!var.of.empty()) made.of = variable(*cut_.whole->findVar(var.of), chunk)->name;
   if (isStacked) {
-    auto [from, to] = cut_.iterations(chunk, repeat->second);
-    int64_t all = cut_.repeats[size_t(repeat->second)].count;
+    auto [from, to] = cut_.iterations(chunk, repeat);
+    int64_t all = cut_.repeats[size_t(repeat)].count;
     made.type.dims.front().size = to - from;
     bool isPart = to - from != all || made.name != var.name;
     if (isPart) made.piece = Piece{var.name, from, all};
   } else {
-    made.tied = cut_.isHeldBefore(var, number_, schedule_);
+    made.tied = cut_.isHeldBefore(var, number_);
   }
   return vars_[key] = module_->addVar(std::move(made));
 }
 
 // Where a value lies that goes from one chunk to the next: on two stages, or on one.
 Variable* StageBuilder::boundary(const Value& value, int from, int to, bool isOut) {
-  bool stays = stageOf(from) == stageOf(to);
-  Variable*& made = boundaries_[{&value, stays ? to : isOut ? from : -1 - to}];
+  static const char* const kNames[] = {".in.", ".out.", ".kept."};
+  Side side = stageOf(from) == stageOf(to) ? Side::Kept : isOut ? Side::Out : Side::In;
+  int chunk = side == Side::Out ? from : to;
+  Variable*& made = boundaries_[{&value, side, chunk}];
   if (made) return made;
   Variable var;
-  std::string name = value.name.empty() ? "x" : value.name;
-  var.name = name + (stays ? ".kept." : isOut ? ".out." : ".in.") + std::to_string(isOut && !stays ? from : to);
+  var.name = (value.name.empty() ? "x" : value.name) + kNames[int(side)] + std::to_string(chunk);
   var.kind = VarKind::Slot;
   var.type = value.type;
   if (value.def()) var.loc = value.def()->loc;
@@ -169,6 +172,10 @@ void StageBuilder::setFirst() {
       users[op->var].insert(function.get());
     });
   Function* begin = module_->findFunction("begin");
+  if (!begin) {
+    begin = module_->addFunction("begin");
+    module_->schedule.insert(module_->schedule.begin(), {"begin", -1});
+  }
   for (const auto& var : module_->vars) {
     auto found = accums.find(var.get());
     if (found == accums.end() || cleared.count(var.get())) continue;
@@ -199,9 +206,10 @@ std::unique_ptr<Module> StageBuilder::make() {
   module_->files = whole.files;
   module_->where = {{whole.pipeline.axis, number_}};
   for (int chunk : chunks_) addWork(cut_.forward, chunk);
+  bool isSplit = schedule_.splitsBackward();
   for (int chunk : llvm::reverse(chunks_)) {
     addWork(cut_.backward, chunk);
-    if (schedule_.splitsBackward()) splitBackward(chunk);
+    if (isSplit) splitBackward(chunk);
   }
   for (int chunk : chunks_) {
     addMessages(cut_.forward, chunk);
@@ -211,15 +219,18 @@ std::unique_ptr<Module> StageBuilder::make() {
   addCalls();
   setFirst();
   eraseDeadOps(*module_);
-  module_->eraseVars([&](const Variable& var) { return var.kind == VarKind::Slot && !isTouched(var); });
+  eraseUntouched();
   return std::move(module_);
 }
 
-bool StageBuilder::isTouched(const Variable& var) const {
-  bool found = var.output;
+// Slots that only other chunks' backwards read.
+void StageBuilder::eraseUntouched() {
+  std::set<const Variable*> touched;
   for (const auto& function : module_->functions)
-    walk(*function->body, [&](const Op* op) { found |= op->var == &var; });
-  return found;
+    walk(*function->body, [&](const Op* op) { touched.insert(op->var); });
+  module_->eraseVars([&](const Variable& var) {
+    return var.kind == VarKind::Slot && !var.output && !touched.count(&var);
+  });
 }
 
 }  // namespace planc

@@ -10,13 +10,6 @@
 namespace planc {
 namespace {
 
-// The weight that a variable belongs to, or itself.
-const Variable& familyOf(const Module& whole, const Variable& var) {
-  const Variable* root = &var;
-  while (!root->of.empty()) root = whole.findVar(root->of);
-  return *root;
-}
-
 bool isWork(const Function& function) {
   return function.name == "forward" || function.name == "backward";
 }
@@ -25,51 +18,52 @@ bool isWork(const Function& function) {
 
 // ---- Who holds what
 
-std::set<int> ModelCut::touchers(const Variable& var, const PipeSchedule& schedule) const {
-  std::set<int> stages;
-  for (int chunk = 0; chunk < chunks(); ++chunk)
-    if (touched[size_t(chunk)].count(&var)) stages.insert(schedule.stageOf[size_t(chunk)]);
-  return stages;
+const Variable& familyOf(const Module& whole, const Variable& var) {
+  const Variable* root = &var;
+  while (!root->of.empty()) root = whole.findVar(root->of);
+  return *root;
 }
 
-std::set<int> ModelCut::holders(const Variable& var, const PipeSchedule& schedule) const {
-  const Variable& family = familyOf(*whole, var);
-  std::set<int> stages;
-  for (int chunk = 0; chunk < chunks(); ++chunk)
-    if (llvm::any_of(touched[size_t(chunk)], [&](const Variable* other) {
-          return &familyOf(*whole, *other) == &family;
-        }))
-      stages.insert(schedule.stageOf[size_t(chunk)]);
-  // What no chunk uses is updated all the same.
-  if (stages.empty() && family.kind == VarKind::Weight) stages.insert(0);
-  return stages;
+const std::set<int>& ModelCut::touchers(const Variable& var) const {
+  static const std::set<int> kNone;
+  auto found = touchersOf.find(&var);
+  return found == touchersOf.end() ? kNone : found->second;
 }
 
-bool ModelCut::isShared(const Variable& sum, const PipeSchedule& schedule) const {
+const std::set<int>& ModelCut::holders(const Variable& var) const {
+  // What no chunk uses is updated all the same: on the first stage.
+  static const std::set<int> kFirst{0};
+  auto found = holdersOf.find(&familyOf(*whole, var));
+  return found == holdersOf.end() ? kFirst : found->second;
+}
+
+bool ModelCut::isShared(const Variable& sum) const {
   if (sum.kind != VarKind::Sum || repeatFor(sum) >= 0) return false;
-  std::set<int> adders = touchers(sum, schedule);
+  const std::set<int>& adders = touchers(sum);
   return adders.size() != 1 || familyOf(*whole, sum).kind != VarKind::Weight ||
-         adders != holders(sum, schedule);
+         adders != holders(sum);
 }
 
-bool ModelCut::isHeldBefore(const Variable& var, int stage, const PipeSchedule& schedule) const {
-  if (repeatOf.count(&var) || var.kind == VarKind::Sum || familyOf(*whole, var).kind != VarKind::Weight) return false;
-  std::set<int> stages = holders(var, schedule);
-  return !stages.empty() && *stages.begin() < stage;
+bool ModelCut::isHeldBefore(const Variable& var, int stage) const {
+  if (repeatFor(var) >= 0 || var.kind == VarKind::Sum ||
+      familyOf(*whole, var).kind != VarKind::Weight)
+    return false;
+  return *holders(var).begin() < stage;
 }
 
-void addStageSums(Module& whole, const ModelCut& cut, const PipeSchedule& schedule) {
+void addStageSums(Module& whole, const ModelCut& cut) {
+  std::set<const Variable*> added;
+  for (const Function* function : {cut.forward.function, cut.backward.function})
+    walk(*function->body, [&](const Op* op) {
+      if (op->kind == OpKind::Accum) added.insert(op->var);
+    });
   std::vector<std::pair<Variable*, Variable*>> sums;
   for (size_t i = 0, count = whole.vars.size(); i < count; ++i) {
     Variable& var = *whole.vars[i];
     bool isTotal = var.kind == VarKind::Metric || var.kind == VarKind::Gradient;
-    bool isAdded = false;
-    for (const Function* function : {cut.forward.function, cut.backward.function})
-      walk(*function->body, [&](const Op* op) { isAdded |= op->kind == OpKind::Accum && op->var == &var; });
-    if (!isTotal || !isAdded || cut.repeatOf.count(&var)) continue;
-    std::set<int> adders = cut.touchers(var, schedule);
-    if (var.kind == VarKind::Gradient && adders.size() == 1 && cut.holders(var, schedule) == adders)
-      continue;
+    if (!isTotal || !added.count(&var) || cut.repeatFor(var) >= 0) continue;
+    const std::set<int>& adders = cut.touchers(var);
+    if (var.kind == VarKind::Gradient && adders.size() == 1 && cut.holders(var) == adders) continue;
     Variable total = var;
     var.kind = VarKind::Sum;
     var.of = total.name;
@@ -125,8 +119,7 @@ void StepMarks::addRoots(const Function& function, const Block& block) {
       // A total of the step is told by all ranks; what is counted before it, to those who use it.
       bool isTold = var.kind == VarKind::Metric && function.name != "begin";
       bool belongs = familyOf(*cut_.whole, var).kind == VarKind::Weight && var.kind != VarKind::Sum;
-      std::set<int> stages =
-          belongs ? cut_.holders(var, schedule_) : cut_.touchers(var, schedule_);
+      const std::set<int>& stages = belongs ? cut_.holders(var) : cut_.touchers(var);
       if (isTold || stages.count(stage_)) wanted = {-1};
     }
     for (int chunk : wanted) {
@@ -174,7 +167,7 @@ bool StepMarks::speaksFor(const Value* value) const {
 
 bool StepMarks::contributes(const Value* value) const {
   const Op& op = *value->def();
-  if (op.kind == OpKind::Read) return cut_.touchers(*op.var, schedule_).count(stage_) != 0;
+  if (op.kind == OpKind::Read) return cut_.touchers(*op.var).count(stage_) != 0;
   return llvm::any_of(op.operands(), [&](const Value* operand) {
     const Whereabouts& where = whereIs(operand);
     if (where.kind == Whereabouts::Share) return contributes(operand);
@@ -190,9 +183,9 @@ const Whereabouts& StepMarks::whereIs(const Value* value) const {
   if (op && op->kind == OpKind::Read) {
     const Variable& var = *op->var;
     if (int repeat = cut_.repeatFor(var); repeat >= 0) where = {Whereabouts::Spread, {}, repeat};
-    else if (cut_.isShared(var, schedule_)) where.kind = Whereabouts::Share;
+    else if (cut_.isShared(var)) where.kind = Whereabouts::Share;
     else if (familyOf(*cut_.whole, var).kind == VarKind::Weight)
-      where = {Whereabouts::Some, cut_.holders(var, schedule_)};
+      where = {Whereabouts::Some, cut_.holders(var)};
   } else if (op) {
     std::vector<Whereabouts> operands;
     for (const Value* operand : op->operands()) operands.push_back(whereIs(operand));
