@@ -28,7 +28,8 @@ double attention(const Op& op) {
   double queries = elements(q) / double(q.size(by));
   double keys = double(k.size(seq));
   double width = double(q.size(by)) + elements(v) / elements(k) * double(k.size(by));
-  if (int64_t window = op.attrs.integer("window"); window > 0) keys = std::min(keys, double(window));
+  if (int64_t window = op.attrs.integer("window"); window > 0)
+    keys = std::min(keys, double(window));
   else if (op.isFlag("causal")) keys /= 2;
   return 2 * queries * keys * width;
 }

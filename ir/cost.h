@@ -6,7 +6,7 @@
 
 namespace planc {
 
-// Of one run; a repeat's of all its iterations. Saturates.
+// Of one run; a repeat's of all its iterations. Rough for all but products and attention.
 double flopsOf(const Op& op);
 double flopsOf(const Block& block);
 

@@ -9,7 +9,6 @@
 #include "passes/memory.h"
 
 #include <algorithm>
-#include <set>
 
 #include "llvm/ADT/STLExtras.h"
 #include "ir/verify.h"
@@ -111,47 +110,50 @@ void MemoryPlan::findVariableLives() {
 // microbatch: also functions that stand elsewhere on the line, and, where several microbatches are
 // under way, those that touch it, as a whole.
 void MemoryPlan::keepBetweenCalls() {
-  llvm::DenseMap<const Function*, llvm::DenseSet<const Variable*>> touched;
-  std::vector<const Function*> calls;
+  std::map<const Function*, size_t> numbers;
+  std::vector<std::pair<int, int>> lives;  // of each function
+  std::map<const Variable*, std::vector<size_t>> users;
+  std::vector<size_t> calls;
   for (const Call& call : module_.schedule) {
     const Function* function = module_.findFunction(call.function);
-    calls.push_back(function);
-    auto [at, isNew] = touched.try_emplace(function);
+    auto [at, isNew] = numbers.try_emplace(function, numbers.size());
+    calls.push_back(at->second);
     if (!isNew) continue;
-    walk(*function->body, [&, slots = &at->second](const Op* op) {
-      if (op->var && op->var->kind == VarKind::Slot) slots->insert(op->var);
+    lives.push_back(lives_.at(function));
+    walk(*function->body, [&, number = at->second](const Op* op) {
+      if (!slotBuffer_.count(op->var)) return;
+      std::vector<size_t>& list = users[op->var];
+      if (list.empty() || list.back() != number) list.push_back(number);
     });
   }
-  // What runs meanwhile depends on who touches the slot alone, and most have the same users.
-  auto runsMeanwhile = [&](const std::set<const Function*>& users) {
-    std::set<const Function*> meanwhile;
-    std::map<int64_t, size_t> last;  // of each microbatch's calls to a user
+  // What runs meanwhile depends on the users alone, and most slots have the same.
+  auto runsMeanwhile = [&](const std::vector<size_t>& list) {
+    std::vector<bool> isUser(lives.size()), meanwhile(lives.size());
+    for (size_t user : list) isUser[user] = true;
+    std::map<int64_t, std::pair<size_t, size_t>> spans;  // of each microbatch, its calls to users
     for (size_t i = 0; i < calls.size(); ++i)
-      if (users.count(calls[i])) last[module_.schedule[i].microbatch] = i;
-    std::set<int64_t> alive;
+      if (isUser[calls[i]])
+        spans.try_emplace(module_.schedule[i].microbatch, i, i).first->second.second = i;
+    std::vector<int> change(calls.size() + 1);
+    for (const auto& [microbatch, span] : spans) ++change[span.first], --change[span.second + 1];
+    int alive = 0;
     for (size_t i = 0; i < calls.size(); ++i) {
-      int64_t microbatch = module_.schedule[i].microbatch;
-      bool isUser = users.count(calls[i]);
-      if (isUser) alive.insert(microbatch);
-      bool isAlone = isUser && alive.size() == 1;
-      if (!alive.empty() && !isAlone) meanwhile.insert(calls[i]);
-      if (isUser && last[microbatch] == i) alive.erase(microbatch);
+      alive += change[i];
+      if (alive > 1 || (alive == 1 && !isUser[calls[i]])) meanwhile[calls[i]] = true;
     }
     return meanwhile;
   };
-  std::map<std::set<const Function*>, std::set<const Function*>> known;
+  std::map<std::vector<size_t>, std::vector<bool>> known;
   for (auto& [var, buffer] : slotBuffer_) {
-    std::set<const Function*> users;
-    for (const auto& [function, slots] : touched)
-      if (slots.contains(var)) users.insert(function);
-    auto [at, isNew] = known.try_emplace(users);
-    if (isNew) at->second = runsMeanwhile(users);
+    const std::vector<size_t>& list = users[var];
+    auto [at, isNew] = known.try_emplace(list);
+    if (isNew) at->second = runsMeanwhile(list);
     Buffer& life = buffers_[size_t(buffer)];
-    for (const Function* function : at->second) {
-      auto [from, to] = lives_[function];
-      life.from = std::min(life.from, from);
-      life.to = std::max(life.to, to);
-    }
+    for (size_t function = 0; function < lives.size(); ++function)
+      if (at->second[function]) {
+        life.from = std::min(life.from, lives[function].first);
+        life.to = std::max(life.to, lives[function].second);
+      }
   }
 }
 

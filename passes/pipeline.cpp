@@ -4,7 +4,6 @@
 #include "passes/pipeline.h"
 
 #include "llvm/ADT/STLExtras.h"
-#include "llvm/Support/FormatVariadic.h"
 #include "passes/passes.h"
 
 namespace planc {
@@ -41,13 +40,13 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
     return stages;
   }
   if (module->level != Level::Sharded || module->arenaBytes > 0) {
-    diags.report({}, Diag::PassOrder, "pipeline", "a module typed by 'shard' and not yet by 'memory'");
+    diags.report({}, Diag::PassOrder, "pipeline",
+                 "a module typed by 'shard' and not yet by 'memory'");
     return stages;
   }
   auto schedule = scheduleFor(*module);
   if (!schedule) {
-    diags.report(module->pipeline.loc, Diag::ScheduleInvalid,
-                 llvm::toString(schedule.takeError()));
+    diags.report(module->pipeline.loc, Diag::ScheduleInvalid, llvm::toString(schedule.takeError()));
     return stages;
   }
   std::vector<CutRepeat> repeats = findRepeats(*module, diags);
@@ -55,10 +54,10 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
   int64_t iterations = repeats.back().begin + repeats.back().count;
   std::vector<int64_t> bounds = boundsOf(module->pipeline, iterations, schedule->chunks());
   if (bounds.empty()) {
-    diags.report(module->pipeline.loc, Diag::ScheduleInvalid,
-                 llvm::formatv("{0} iterations can't be dealt out to {1} chunks like that",
-                               iterations, schedule->chunks())
-                     .str());
+    bool isTold = !module->pipeline.counts.empty();
+    diags.report(module->pipeline.loc, Diag::ChunksMisfit, schedule->chunks(), iterations,
+                 isTold ? "each at least one, and all of them together"
+                        : "each at least one; those that do not reach the loss are gone");
     return stages;
   }
   if (bounds.size() == 1) bounds = balance(*module, repeats, *schedule);
@@ -67,6 +66,9 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
   Timeline timeline = timelineOf(*schedule, WorkCosts());
   std::vector<StepMarks> marks;
   for (int stage = 0; stage < schedule->stages; ++stage) marks.emplace_back(cut, *schedule, stage);
+  std::set<const Value*> totals;
+  for (const StepMarks& mine : marks) totals.insert(mine.totals().begin(), mine.totals().end());
+  for (StepMarks& mine : marks) mine.join(totals);
   for (int stage = 0; stage < schedule->stages; ++stage)
     stages.push_back(StageBuilder(cut, *schedule, timeline, marks, stage).make());
   return stages;

@@ -31,7 +31,7 @@ struct Part {
   int chunk;
   std::vector<const Op*> ops;
   const Op* repeat = nullptr;
-  int64_t from = 0, count = 0;  // iterations, as the model counts them
+  int64_t from = 0, count = 0;         // iterations, as the model counts them
   bool isFirst = true, isLast = true;  // of the repeat's parts, in order of execution
 };
 
@@ -40,8 +40,8 @@ struct Part {
 struct FunctionCut {
   const Function* function = nullptr;
   bool isBackward = false;
-  std::vector<Part> parts;                            // in order of execution
-  std::vector<llvm::SetVector<const Value*>> takes;   // of each chunk, from the one before it
+  std::vector<Part> parts;                           // in order of execution
+  std::vector<llvm::SetVector<const Value*>> takes;  // of each chunk, from the one before it
 
   int before(int chunk) const { return isBackward ? chunk + 1 : chunk - 1; }
   int behind(int chunk) const { return isBackward ? chunk - 1 : chunk + 1; }
@@ -54,9 +54,10 @@ struct ModelCut {
   std::vector<CutRepeat> repeats;
   std::vector<int64_t> bounds;  // chunk c has the iterations [bounds[c], bounds[c + 1])
   FunctionCut forward, backward;
-  llvm::DenseMap<const Variable*, int> repeatOf;  // of stacked variables: which repeat stacks them
+  llvm::DenseMap<const Variable*, int> repeatOf;   // of stacked variables: which repeat stacks them
   std::vector<std::set<const Variable*>> touched;  // by each chunk's work
-  std::vector<std::set<const Variable*>> saved;    // slots that each chunk's backward reads, not in repeats
+  std::vector<std::set<const Variable*>>
+      saved;  // slots that each chunk's backward reads, not in repeats
 
   std::map<const Variable*, std::set<int>> touchersOf, holdersOf;  // the latter by weight or metric
 
@@ -118,8 +119,11 @@ class StepMarks {
 
   // A chunk's (Spread) or the stage's (-1) value is wanted.
   bool isMarked(const Value* value, int chunk) const { return marked_.count({value, chunk}) != 0; }
-  // A share whose total the stage wants.
+  // A sum of shares whose total the stage wants, or to which it adds: it takes part in adding it up.
   bool wantsTotal(const Value* value) const { return totals_.count(value) != 0; }
+  const std::set<const Value*>& totals() const { return totals_; }
+  // The stage takes part in what others want and it has a share of.
+  void join(const std::set<const Value*>& totals);
   bool isShareWanted(const Value* value) const { return shares_.count(value) != 0; }
   // Whether the stage runs an op that touches a variable, for a chunk (stacked) or once (-1).
   bool isRoot(const Op& op, int chunk) const { return roots_.count({&op, chunk}) != 0; }
@@ -145,7 +149,7 @@ class StepMarks {
   std::set<std::pair<const Value*, int>> marked_;
   std::set<const Value*> shares_, totals_;
   std::set<std::pair<const Op*, int>> roots_;
-  mutable llvm::DenseMap<const Value*, Whereabouts> where_;
+  mutable std::map<const Value*, Whereabouts> where_;  // references stay
 };
 
 // One stage's module, as it is being made.
@@ -198,10 +202,11 @@ class StageBuilder {
   const int number_;
   std::vector<int> chunks_;
   std::unique_ptr<Module> module_;
-  llvm::DenseMap<const Value*, Value*> env_;                     // of the function at hand
-  std::map<std::pair<const Variable*, int>, Variable*> vars_;    // by chunk; -1: the stage's own
+  llvm::DenseMap<const Value*, Value*> env_;                   // of the function at hand
+  std::map<std::pair<const Variable*, int>, Variable*> vars_;  // by chunk; -1: the stage's own
   enum class Side { In, Out, Kept };
-  std::map<std::tuple<const Value*, Side, int>, Variable*> boundaries_;  // by the chunk at that side
+  std::map<std::tuple<const Value*, Side, int>, Variable*>
+      boundaries_;                                       // by the chunk at that side
   std::map<std::pair<const Value*, int>, Value*> step_;  // of the step's function at hand, by chunk
   llvm::DenseMap<const Value*, Value*> shares_, totals_;
 };

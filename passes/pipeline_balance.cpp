@@ -63,7 +63,8 @@ Loads::Loads(const Module& whole, llvm::ArrayRef<CutRepeat> repeats, const PipeS
   // Bytes of a weight stand for its gradient and state as well.
   llvm::StringMap<double> family;
   for (const auto& var : whole.vars)
-    if (var->kind == VarKind::Gradient || var->kind == VarKind::Moment) family[var->of] += bytesOf(*var);
+    if (var->kind == VarKind::Gradient || var->kind == VarKind::Moment)
+      family[var->of] += bytesOf(*var);
   auto loadOf = [&](llvm::ArrayRef<const Op*> ops) {
     Load load;
     llvm::DenseSet<const Variable*> seen;
@@ -115,7 +116,7 @@ class Balance {
   std::vector<int64_t> evenest() const;
   void bisect(double Load::*bound);
 
-  static constexpr int64_t kNear = 128;  // iterations: all of them, for most models
+  static constexpr int64_t kNear = 128;       // iterations: all of them, for most models
   static constexpr double kSlack = 1 + 1e-9;  // sums of the same costs differ in their last bits
   const Loads& loads_;
   const int chunks_;

@@ -122,8 +122,7 @@ class StageCalls {
 std::vector<size_t> StageCalls::places(size_t stage, bool isBackward, int chunk) const {
   std::vector<size_t> places(size_t(schedule_.microbatches));
   for (size_t i = 0; i < tasks(stage).size(); ++i)
-    if (isOf(tasks(stage)[i], isBackward, chunk))
-      places[size_t(tasks(stage)[i].microbatch)] = i;
+    if (isOf(tasks(stage)[i], isBackward, chunk)) places[size_t(tasks(stage)[i].microbatch)] = i;
   return places;
 }
 
@@ -198,23 +197,29 @@ static void setFlights(Module& module) {
     walk(*function->body, [&](const Op* op) {
       if (op->var && op->var->kind == VarKind::Slot) users[op->var].insert(function->name);
     });
+  std::map<std::string, std::vector<size_t>> calls;
+  for (size_t i = 0; i < module.schedule.size(); ++i)
+    if (module.schedule[i].microbatch >= 0) calls[module.schedule[i].function].push_back(i);
+  auto flightsOf = [&](const std::set<std::string>& functions) -> int64_t {
+    std::map<int64_t, Span> spans;
+    for (const std::string& function : functions)
+      for (size_t i : calls[function]) {
+        int64_t microbatch = module.schedule[i].microbatch;
+        Span& span =
+            spans.try_emplace(microbatch, Span{microbatch, double(i), double(i)}).first->second;
+        span.from = std::min(span.from, double(i));
+        span.to = std::max(span.to, double(i));
+      }
+    std::vector<Span> list;
+    for (const auto& [microbatch, span] : spans) list.push_back(span);
+    return list.empty() ? 1 : smallestRing(std::move(list));
+  };
   std::map<std::set<std::string>, int64_t> known;  // most slots have the same users
   for (const auto& var : module.vars) {
     auto found = users.find(var.get());
     if (found == users.end()) continue;
     int64_t& flights = known[found->second];
-    if (flights == 0) {
-      std::map<int64_t, Span> spans;
-      for (size_t i = 0; i < module.schedule.size(); ++i) {
-        const Call& call = module.schedule[i];
-        if (call.microbatch < 0 || !found->second.count(call.function)) continue;
-        spans.try_emplace(call.microbatch, Span{call.microbatch, double(i), double(i)})
-            .first->second.to = double(i);
-      }
-      std::vector<Span> list;
-      for (const auto& [microbatch, span] : spans) list.push_back(span);
-      flights = list.empty() ? 1 : smallestRing(std::move(list));
-    }
+    if (flights == 0) flights = flightsOf(found->second);
     var->flights = flights;
   }
 }

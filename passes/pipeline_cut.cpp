@@ -9,8 +9,7 @@ namespace planc {
 namespace {
 
 bool isCut(const Op& op, const Module& whole) {
-  return op.kind == OpKind::Repeat &&
-         llvm::is_contained(whole.pipeline.dims, op.attrs.word("dim"));
+  return op.kind == OpKind::Repeat && llvm::is_contained(whole.pipeline.dims, op.attrs.word("dim"));
 }
 
 // The value at the top of a function that an operand is, whatever body the op stands in; null: a

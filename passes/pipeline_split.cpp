@@ -26,8 +26,8 @@ class BackwardSplit {
   // Marks what the gradient of the input needs: all that is written and carried.
   void keep(const Block& block) {
     for (const Op* op : llvm::reverse(block.ops)) {
-      bool isNeeded = op->kind == OpKind::Write || op->kind == OpKind::Yield || op->body ||
-                      kept_.contains(op);
+      bool isNeeded =
+          op->kind == OpKind::Write || op->kind == OpKind::Yield || op->body || kept_.contains(op);
       if (isNeeded) need(op);
     }
   }
@@ -68,9 +68,11 @@ class BackwardSplit {
     }
   }
   void moveRepeat(Builder& builder, Op& op) {
-    if (llvm::all_of(op.body->ops, [&](const Op* o) { return kept_.contains(o) && !o->body; })) return;
+    if (llvm::all_of(op.body->ops, [&](const Op* o) { return kept_.contains(o) && !o->body; }))
+      return;
     builder.loc = op.loc;
-    Op* made = builder.repeat(op.attrs.word("dim"), op.attrs.integer("count"), op.isFlag("reverse"), {});
+    Op* made =
+        builder.repeat(op.attrs.word("dim"), op.attrs.integer("count"), op.isFlag("reverse"), {});
     if (op.attrs.has("first")) made->attrs.set("first", op.attrs.integer("first"));
     move(*op.body, *made->body);
     Builder(made->body.get()).create(OpKind::Yield, {}, {});

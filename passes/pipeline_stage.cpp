@@ -181,9 +181,8 @@ void StageBuilder::setFirst() {
     if (found == accums.end() || cleared.count(var.get())) continue;
     const auto& ops = found->second;
     const auto& functions = users[var.get()];
-    auto call = llvm::find_if(module_->schedule, [&](const Call& c) {
-      return c.function == (*functions.begin())->name;
-    });
+    auto call = llvm::find_if(
+        module_->schedule, [&](const Call& c) { return c.function == (*functions.begin())->name; });
     bool isStacked = ops.front()->parent()->enclosing().size() == var->stack.size();
     bool isKnown = functions.size() == 1 && isStacked && call != module_->schedule.end() &&
                    call->microbatch == 0;

@@ -80,7 +80,8 @@ void addStageSums(Module& whole, const ModelCut& cut) {
   if (!reduce) {
     reduce = whole.addFunction("reduce");
     auto update = llvm::find_if(whole.functions, [](const auto& f) { return f->name == "update"; });
-    if (update != whole.functions.end()) std::rotate(update, whole.functions.end() - 1, whole.functions.end());
+    if (update != whole.functions.end())
+      std::rotate(update, whole.functions.end() - 1, whole.functions.end());
     auto at = llvm::find_if(whole.schedule, [](const Call& c) { return c.function == "update"; });
     whole.schedule.insert(at, {"reduce", -1});
   }
@@ -99,6 +100,14 @@ StepMarks::StepMarks(const ModelCut& cut, const PipeSchedule& schedule, int stag
     if (schedule.stageOf[size_t(chunk)] == stage) chunks_.push_back(chunk);
   for (const auto& function : cut.whole->functions)
     if (!isWork(*function)) addRoots(*function, *function->body);
+}
+
+void StepMarks::join(const std::set<const Value*>& totals) {
+  for (const Value* value : totals)
+    if (contributes(value)) {
+      totals_.insert(value);
+      markShare(value);
+    }
 }
 
 std::vector<int> StepMarks::chunksOf(int repeat) const {
@@ -233,14 +242,15 @@ void StageBuilder::addStepFunction(const Function& function) {
   chunks.insert(chunks.end(), chunks_.begin(), chunks_.end());
   // What other stages have a part in comes last: until then nobody waits for them.
   std::vector<const Op*> later;
+  std::vector<const Value*> totals;
   for (const Op* op : function.body->ops) {
     if (op->kind == OpKind::Repeat) {
       for (int chunk : chunks) stepRepeats(builder, *op, chunk);
       continue;
     }
     if (op->results().empty()) {
-      bool isTotal = op->kind == OpKind::Write &&
-                     mine().whereIs(op->operand(0)).kind == Whereabouts::Share;
+      bool isTotal =
+          op->kind == OpKind::Write && mine().whereIs(op->operand(0)).kind == Whereabouts::Share;
       if (isTotal) later.push_back(op);
       else
         for (int chunk : chunks)
@@ -249,12 +259,19 @@ void StageBuilder::addStepFunction(const Function& function) {
     }
     if (mine().whereIs(op->result()).kind == Whereabouts::Share) {
       shareOp(builder, *op);
+      // All that take part add up at the same place of the function.
+      if (!mine().wantsTotal(op->result())) continue;
+      bool isStored = llvm::all_of(op->result()->uses(),
+                                   [](const Use& use) { return use.op->kind == OpKind::Write; });
+      if (isStored) totals.push_back(op->result());
+      else total(builder, op->result());
       continue;
     }
     for (int chunk : chunks)
       if (llvm::any_of(op->results(), [&](const Value* v) { return mine().isMarked(v, chunk); }))
         stepOp(builder, *op, chunk);
   }
+  for (const Value* value : totals) total(builder, value);
   for (const Op* op : later)
     if (mine().isRoot(*op, -1)) stepOp(builder, *op, -1);
 }
@@ -376,8 +393,7 @@ Value* StageBuilder::total(Builder& builder, const Value* value) {
   if (made) return made;
   Words among;
   for (int stage = 0; stage < schedule_.stages; ++stage)
-    if (marks_[size_t(stage)].contributes(value) || marks_[size_t(stage)].wantsTotal(value))
-      among.push_back(std::to_string(stage));
+    if (marks_[size_t(stage)].wantsTotal(value)) among.push_back(std::to_string(stage));
   builder.loc = value->def()->loc;
   Value* mine = shares_.lookup(value);
   if (!mine) mine = builder.constant(0, value->type);

@@ -16,11 +16,11 @@ struct Case {
 };
 
 std::unique_ptr<Module> model(const Case& c) {
-  return test::sharded("import \"std/llama3.plan\"\nplan p of llama3(layers = " +
-                       std::to_string(c.layers) +
-                       ", model = 32, ffn = 64, head = 4, kv = 4, seq = 16, batch = 2" + c.more +
-                       ") {\n  grid pipe " + std::to_string(c.stages) +
-                       "\n  split layer over pipe\n  microbatches 8\n}\n");
+  return test::sharded(
+      "import \"std/llama3.plan\"\nplan p of llama3(layers = " + std::to_string(c.layers) +
+      ", model = 32, ffn = 64, head = 4, kv = 4, seq = 16, batch = 2" + c.more +
+      ") {\n  grid pipe " + std::to_string(c.stages) +
+      "\n  split layer over pipe\n  microbatches 8\n}\n");
 }
 
 std::vector<int64_t> dealt(const Module& module, int stages) {
@@ -55,8 +55,9 @@ struct Times {
 };
 
 TEST(Balance, TheSlowestIsAsFastAsMayBe) {
-  const Case cases[] = {{4, 4, ", vocab = 64"},    {6, 4, ", vocab = 64"},  {10, 3, ", vocab = 64"},
-                        {9, 2, ", vocab = 2048"},  {8, 4, ", vocab = 1024"}, {9, 4, ", vocab = 4096"},
+  const Case cases[] = {{4, 4, ", vocab = 64"},   {6, 4, ", vocab = 64"},
+                        {10, 3, ", vocab = 64"},  {9, 2, ", vocab = 2048"},
+                        {8, 4, ", vocab = 1024"}, {9, 4, ", vocab = 4096"},
                         {11, 5, ", vocab = 512"}, {7, 3, ", vocab = 20000"}};
   for (const Case& c : cases) {
     auto module = model(c);
@@ -70,7 +71,8 @@ TEST(Balance, TheSlowestIsAsFastAsMayBe) {
         best = std::min(best, times.slowest(counts));
         return;
       }
-      for (counts[chunk] = 1; left - counts[chunk] >= int64_t(counts.size() - chunk) - 1; ++counts[chunk])
+      for (counts[chunk] = 1; left - counts[chunk] >= int64_t(counts.size() - chunk) - 1;
+           ++counts[chunk])
         deal(chunk + 1, left - counts[chunk]);
     };
     deal(0, c.layers);

@@ -47,8 +47,9 @@ plan p of llama3_8b(seq = 128) {})");
 
 TEST(Cost, RepeatsCountTheirIterations) {
   auto flops = [](const char* layers) {
-    auto module = test::compileText(std::string("import \"std/llama3.plan\"\nplan p of llama3(layers = ") +
-                                    layers + ", seq = 64) {}");
+    auto module =
+        test::compileText(std::string("import \"std/llama3.plan\"\nplan p of llama3(layers = ") +
+                          layers + ", seq = 64) {}");
     return flopsOf(*module->findFunction("forward")->body);
   };
   EXPECT_DOUBLE_EQ(flops("5") - flops("4"), flops("2") - flops("1"));

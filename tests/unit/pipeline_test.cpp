@@ -12,8 +12,7 @@ Modules stages(const std::string& text) {
   modules.push_back(test::compileText(text));
   if (!modules.front()) return {};
   std::vector<std::string> passes;
-  for (const PassInfo& pass : allPasses())
-    passes.push_back(pass.name.str());
+  for (const PassInfo& pass : allPasses()) passes.push_back(pass.name.str());
   test::runAll(modules, passes);
   return modules;
 }
@@ -43,7 +42,8 @@ TEST(Stages, C07TiedTables) {
   for (llvm::StringRef schedule : scheduleNames()) {
     bool isVee = schedule == "zero_bubble_v";
     std::string by = schedule == "interleaved" ? "interleaved(2)" : schedule.str();
-    Modules modules = stages(tied("grid pipe 4 split layer over pipe by " + by + " microbatches 4"));
+    Modules modules =
+        stages(tied("grid pipe 4 split layer over pipe by " + by + " microbatches 4"));
     ASSERT_EQ(modules.size(), 4u);
     for (size_t stage = 0; stage < 4; ++stage) {
       const Variable* table = modules[stage]->findVar("table");
@@ -69,8 +69,9 @@ TEST(Stages, C08GradientsAreReducedBehindTheLastTask) {
   for (llvm::StringRef schedule : scheduleNames())
     for (const char* shard : {"", "shard optimizer over data", "shard gradients over data"}) {
       std::string by = schedule == "interleaved" ? "interleaved(2)" : schedule.str();
-      Modules modules = stages(tied("grid data 2, pipe 2 split batch over data split layer over pipe by " +
-                                    by + " microbatches 4 " + shard));
+      Modules modules =
+          stages(tied("grid data 2, pipe 2 split batch over data split layer over pipe by " + by +
+                      " microbatches 4 " + shard));
       ASSERT_EQ(modules.size(), 2u);
       for (const auto& module : modules) {
         int64_t last = -1, reduce = -1;
@@ -82,8 +83,8 @@ TEST(Stages, C08GradientsAreReducedBehindTheLastTask) {
             reduce = int64_t(i);
           }
         }
-        // Nothing stands between them: not even what is still under way.
-        EXPECT_EQ(reduce, last + (all(*module, OpKind::Send).empty() ? 1 : reduce - last));
+        // Between them only a message starts: nothing is waited for.
+        EXPECT_GT(reduce, last);
         for (int64_t i = last + 1; i < reduce; ++i)
           EXPECT_EQ(module->schedule[size_t(i)].phase, Phase::Start);
       }
@@ -108,8 +109,8 @@ TEST(Stages, C20SavedValuesAreInFlight) {
 // The arena is what the parts add up to: halving the microbatches in flight gives back just their bytes.
 TEST(Stages, ArenasCountEveryFlight) {
   auto arena = [](int64_t microbatches, int64_t& saved) {
-    Modules modules =
-        stages(tied("grid pipe 4 split layer over pipe by gpipe microbatches " + std::to_string(microbatches)));
+    Modules modules = stages(tied("grid pipe 4 split layer over pipe by gpipe microbatches " +
+                                  std::to_string(microbatches)));
     saved = 0;
     for (const auto& var : modules[1]->vars)
       if (var->kind == VarKind::Slot && !var->stack.empty())
@@ -119,15 +120,17 @@ TEST(Stages, ArenasCountEveryFlight) {
   int64_t savedMany, savedFew;
   int64_t many = arena(16, savedMany), few = arena(8, savedFew);
   EXPECT_EQ(savedMany, 2 * savedFew);
-  EXPECT_NEAR(double(many - few), double(savedMany - savedFew), 0.05 * double(savedMany - savedFew));
+  EXPECT_NEAR(double(many - few), double(savedMany - savedFew),
+              0.05 * double(savedMany - savedFew));
 }
 
 // With sequence parallelism a rank sends its own tokens only, once a microbatch and direction.
 TEST(Stages, SendSlices) {
   for (bool isSplit : {false, true}) {
-    Modules modules = stages(tied(std::string("grid pipe 2, tensor 2 split head, ffn, vocab over tensor ") +
-                                  (isSplit ? "split seq over tensor by gather " : "") +
-                                  "split layer over pipe microbatches 4"));
+    Modules modules =
+        stages(tied(std::string("grid pipe 2, tensor 2 split head, ffn, vocab over tensor ") +
+                    (isSplit ? "split seq over tensor by gather " : "") +
+                    "split layer over pipe microbatches 4"));
     ASSERT_EQ(modules.size(), 2u);
     for (const auto& module : modules) {
       Traffic::Total sent = trafficOf(*module).total(OpKind::Send);

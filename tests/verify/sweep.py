@@ -33,7 +33,7 @@ RANKS = {
     "rate": [0, 0.1],              # dropout
 }
 STAGES = {
-    "model": ["gpt2", "llama", "moe", "own", "two", "skip"],
+    "model": ["gpt2", "llama", "moe", "own", "two", "skip", "nested"],
     "pipe": [2, 1, 3, 4, 8],
     "schedule": ["one_f_one_b", "gpipe", "interleaved(2)", "interleaved(3)", "zero_bubble",
                  "zero_bubble_v"],
@@ -201,6 +201,19 @@ def plan(case):
     x = x + s @ from + mlp(norm(y))
   }}
   logits[batch, seq, vocab] = (norm(x) + y) @ {head}
+  loss cross_entropy(logits, targets)
+"""
+    elif case["model"] == "nested":
+        # A repeat that stays whole behind the first of those that are cut, and one inside the second.
+        body = common + f"""  x[batch, seq, model] = table[tokens]
+  y[batch, seq, model] = norm(x)
+  repeat layer = {max(1, count // 2)} {{ x = x + attention(norm(x)) }}
+  repeat whole = 2 {{ x = x + mlp(norm(x) + y, rate = {rate}) }}
+  repeat layer = {count - max(1, count // 2)} {{
+    x = x + attention(norm(x))
+    repeat inner = 2 {{ x = x + mlp(norm(x)) }}
+  }}
+  logits[batch, seq, vocab] = norm(x) @ {head}
   loss cross_entropy(logits, targets)
 """
     else:
