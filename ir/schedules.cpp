@@ -245,8 +245,8 @@ llvm::Expected<PipeSchedule> makeSchedule(llvm::StringRef name, int stages, int 
     return refuse(name + " with " + llvm::Twine(stages) + " stages, " + llvm::Twine(chunks) +
                   (chunks == 1 ? " chunk" : " chunks") + " on each and " +
                   llvm::Twine(microbatches) +
-                  (microbatches == 1 ? " microbatch" : " microbatches") + " has more than " +
-                  llvm::Twine(kMaxTasks) + " tasks");
+                  (microbatches == 1 ? " microbatch" : " microbatches") + " takes more than " +
+                  llvm::Twine(kMaxTasks) + " tasks to plan");
   PipeSchedule schedule = rule->make(stages, chunks, microbatches);
   if (llvm::Error error = checkSchedule(schedule)) return error;
   return schedule;

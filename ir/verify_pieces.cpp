@@ -37,11 +37,27 @@ std::string iterations(const Variable& weight, int64_t first, int64_t end) {
   return "'" + weight.stack.front() + "' " + text;
 }
 
+// The step that renews one weight renews all that the program holds.
+Error checkRenewed(const Module& program, llvm::StringRef axis) {
+  std::set<const Variable*> written;
+  for (const auto& function : program.functions)
+    walk(*function->body, [&](const Op* op) {
+      if (op->kind == OpKind::Write && op->var->kind == VarKind::Weight) written.insert(op->var);
+    });
+  if (written.empty()) return Error::success();
+  for (const auto& var : program.vars)
+    if (var->kind == VarKind::Weight && !written.count(var.get()))
+      return broken("weight '" + var->name + "': no function of " + stage(program, axis) +
+                    " renews it, as others are");
+  return Error::success();
+}
+
 // Programs of ranks that differ only along the axis, in its order.
 Error checkColumn(const Module& model, llvm::ArrayRef<const Module*> programs,
                   llvm::StringRef axis) {
   llvm::StringMap<std::vector<Held>> held;
   for (const Module* program : programs) {
+    if (Error error = checkRenewed(*program, axis)) return error;
     bool isOfOneStage =
         llvm::any_of(program->where, [&](const auto& at) { return at.first == axis; });
     for (const auto& var : program->vars) {

@@ -301,6 +301,8 @@ Exit check() {
 Exit explain() {
   std::optional<WorkCosts> costs = readCosts(costsText);
   if (!costs) return fail(kTool, kCostsRule, kUsage);
+  if (llvm::sys::path::extension(input) == ".planx")
+    return fail(kTool, "'" + input + "' is compiled: explain takes the plan", kUsage);
   Planx planx;
   if (Exit code = compileInput(PassOptions(), planx); code != kYes) return code;
   llvm::outs() << (asJson ? explainJson(planx, *costs) : explainText(planx, *costs));

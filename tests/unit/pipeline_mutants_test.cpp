@@ -148,7 +148,9 @@ TEST(Pipeline, EachTiedWeightIsSummed) {
   planx.model->addVar(other);
   for (size_t stage : {0, 3}) {
     other.tied = stage != 0;
-    planx.roles[stage]->addVar(other);
+    Variable* mine = planx.roles[stage]->addVar(other);
+    Builder update(planx.roles[stage]->findFunction("update")->body.get());
+    update.write(mine, update.read(mine));
   }
   std::string says = "': 'pipe' 0, 3 hold it, but 'pipe 0' does not sum its gradient among them";
   expectSays(held(planx), "one sum", {says.c_str()});

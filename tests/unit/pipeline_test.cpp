@@ -195,5 +195,23 @@ TEST(Stages, C15ParametersAreAllThere) {
   }
 }
 
+// A weight that a stage's step forgets is a fault of ours that trains on in silence.
+TEST(Stages, EveryWeightIsRenewed) {
+  std::string text = tied("grid pipe 2 split layer over pipe microbatches 2");
+  Planx planx;
+  planx.model = test::compileText(text);
+  planx.roles = stages(text);
+  EXPECT_EQ(llvm::toString(checkFits(planx)), "");
+  std::vector<Op*> writes;
+  walk(*planx.roles[1]->findFunction("update")->body, [&](Op* op) {
+    if (op->kind == OpKind::Write && op->var->name == "layer.attention.wq") writes.push_back(op);
+  });
+  ASSERT_EQ(writes.size(), 1u);
+  writes[0]->erase();
+  EXPECT_NE(llvm::toString(checkFits(planx))
+                .find("weight 'layer.attention.wq': no function of 'pipe 1' renews it"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace planc

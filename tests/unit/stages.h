@@ -200,6 +200,10 @@ class StageText {
       updates += "    %w" + c + " = read @w" + c + " : " + w + "\n    %v" + c + " = sub(%w" + c +
                  ", %g" + c + ") : " + w + "\n    write @w" + c + "(%v" + c + ")\n";
     }
+    if (hasTable())
+      updates +=
+          "    %t = read @table : f32[model 4]\n    %gt = read @grad.table : f32[model 4]\n"
+          "    %nt = sub(%t, %gt) : f32[model 4]\n    write @table(%nt)\n";
     functions_ +=
         "    %loss = read @sum.loss : f32[] partial(data)\n"
         "    %l = all_reduce(%loss) {axes = [data]} : f32[] loc(0:9:2)\n    write @loss(%l)\n"
