@@ -56,8 +56,8 @@ llvm::Expected<PipeSchedule> parseSchedule(llvm::StringRef text, int stages, int
   std::vector<Line> lines = linesOf(text);
   auto lineName = [&](int stage) { return "line " + std::to_string(lines[stage].number); };
   if (lines.size() != size_t(stages))
-    return broken("it has " + llvm::Twine(lines.size()) + " lines of tasks, and there are " +
-                  llvm::Twine(stages) + " stages");
+    return broken("it has " + llvm::Twine(lines.size()) + (lines.size() == 1 ? " line" : " lines") +
+                  " of tasks, and there are " + llvm::Twine(stages) + " stages");
   PipeSchedule schedule{stages, microbatches, {}, {}};
   schedule.tasks.resize(stages);
   std::map<int, int> stageOf;  // of each chunk that has a task

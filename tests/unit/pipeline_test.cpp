@@ -1,4 +1,5 @@
 // What stages hold, send and add up, counted in their programs.
+#include "ir/cost.h"
 #include "ir/protocol.h"
 #include "ir/schedule.h"
 #include "ir/traffic.h"
@@ -193,6 +194,23 @@ TEST(Stages, C15ParametersAreAllThere) {
     EXPECT_EQ(held, parameters);
     EXPECT_EQ(llvm::toString(checkProtocol(planx)), "");
   }
+}
+
+// The gradients of weights on their own do not compute a layer again: what the gradient of the input
+// has computed is kept for them.
+TEST(Stages, SplitBackwardWithFullRecompute) {
+  auto work = [](const std::string& by) {
+    Modules modules = stages(
+        tied("grid pipe 2 split layer over pipe by " + by + " microbatches 4 recompute layer"));
+    double flops = 0;
+    for (const auto& module : modules)
+      for (const auto& function : module->functions)
+        if (taskOf({function->name, 0})) flops += flopsOf(*function->body);
+    return flops;
+  };
+  double plain = work("one_f_one_b");
+  EXPECT_GT(plain, 0);
+  EXPECT_NEAR(work("zero_bubble") / plain, 1, 0.01);
 }
 
 // A weight that a stage's step forgets is a fault of ours that trains on in silence.

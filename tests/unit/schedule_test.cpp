@@ -380,7 +380,7 @@ TEST(ScheduleText, Errors) {
   auto error = [](llvm::StringRef text, int chunks = 1) {
     return errorOf(parseSchedule(text, 2, chunks, 1));
   };
-  EXPECT_EQ(error("F0 B0"), "it has 1 lines of tasks, and there are 2 stages");
+  EXPECT_EQ(error("F0 B0"), "it has 1 line of tasks, and there are 2 stages");
   for (llvm::StringRef word : {"X0", "F", "F-1", "F0.", "F0.x", "F0,1", "F99999999999", "f0"})
     says(error(("F0 B0\n\n" + word).str()),
          ("line 3: '" + word + "': a task is F, B, I or W").str());
