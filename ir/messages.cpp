@@ -1,6 +1,7 @@
 // Tested by tests/unit/protocol_test.cpp.
 #include "ir/messages.h"
 
+#include "ir/broken.h"
 #include "ir/text.h"
 #include "ir/traffic.h"
 #include "llvm/ADT/DenseMap.h"
@@ -13,10 +14,6 @@ namespace {
 
 using llvm::Error;
 using llvm::Twine;
-
-Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 // Which slice of its variable a value is, when not this iteration's.
 std::string sliceText(const Value& value) {

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "ir/broken.h"
 #include "ir/verify.h"
 #include "ir/verify_pieces.h"
 #include "llvm/ADT/DenseMap.h"
@@ -470,10 +471,6 @@ T take(llvm::StringRef bytes, size_t at) {
   T value;
   memcpy(&value, bytes.data() + at, sizeof value);
   return value;
-}
-
-llvm::Error broken(const llvm::Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
 }
 
 // Bytes in front of the payloads, of this many sections.

@@ -18,6 +18,7 @@
 #include <map>
 #include <tuple>
 
+#include "ir/broken.h"
 #include "ir/messages.h"
 #include "ir/roles.h"
 #include "ir/text.h"
@@ -31,10 +32,6 @@ namespace {
 
 using llvm::Error;
 using llvm::Twine;
-
-Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 std::string text(const Grid& grid, int64_t rank) {
   std::string text = "rank " + std::to_string(rank);

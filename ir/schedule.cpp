@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ir/broken.h"
 #include "ir/schedule_checks.h"
 #include "llvm/ADT/STLExtras.h"
 
@@ -142,10 +143,6 @@ class Replay {
   Work back_;
   std::vector<double> forwards_, backwards_;  // when each ends, by chunk and microbatch
 };
-
-llvm::Error broken(const llvm::Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 // Each task once, on its chunk's stage.
 llvm::Error checkTasks(const PipeSchedule& schedule, const StageNames& stageName) {

@@ -2,6 +2,7 @@
 #include <map>
 #include <set>
 
+#include "ir/broken.h"
 #include "ir/schedule.h"
 #include "ir/schedule_checks.h"
 #include "llvm/ADT/SmallVector.h"
@@ -25,10 +26,6 @@ std::vector<Line> linesOf(llvm::StringRef text) {
     if (!words.empty()) lines.push_back({number, std::move(words)});
   }
   return lines;
-}
-
-llvm::Error broken(const llvm::Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
 }
 
 // chunk -1: the word has none.

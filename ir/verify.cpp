@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "ir/broken.h"
 #include "ir/text.h"
 #include "ir/verify_ahead.h"
 #include "ir/verify_shapes.h"
@@ -16,10 +17,6 @@ namespace planc {
 namespace {
 
 using llvm::Twine;
-
-llvm::Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 class Verifier {
  public:

@@ -2,15 +2,13 @@
 // iteration, never out of the repeat. Tested by tests/unit/ahead_test.cpp.
 #include "ir/verify_ahead.h"
 
+#include "ir/broken.h"
+
 namespace planc {
 namespace {
 
 using llvm::Error;
 using llvm::Twine;
-
-Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 const Op* repeatAround(const Op& op) {
   const Op* owner = op.parent()->owner();

@@ -4,16 +4,14 @@
 // tests/unit/verify_casts_test.cpp.
 #include "ir/verify_shapes.h"
 
+#include "ir/broken.h"
+
 namespace planc {
 namespace {
 
 using llvm::Error;
 using llvm::StringRef;
 using llvm::Twine;
-
-Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 #define TRY(expression) \
   if (Error error = (expression)) return error

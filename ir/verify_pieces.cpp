@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "ir/broken.h"
 #include "ir/roles.h"
 #include "ir/traffic.h"
 #include "llvm/ADT/STLExtras.h"
@@ -14,10 +15,6 @@ namespace {
 
 using llvm::Error;
 using llvm::Twine;
-
-Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 // Iterations of a weight that a program holds; of one that is not stacked, the only one.
 struct Held {

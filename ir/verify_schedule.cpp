@@ -2,6 +2,7 @@
 // tests/unit/verify_schedule_test.cpp.
 #include "ir/verify_schedule.h"
 
+#include "ir/broken.h"
 #include "ir/text.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/STLExtras.h"
@@ -15,10 +16,6 @@ using llvm::Twine;
 
 constexpr int64_t kStep = -1;     // in place of a microbatch: the whole step
 constexpr int64_t kNothing = -2;  // nothing of this step
-
-Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 // What an op does to a variable.
 struct Touch {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ir/broken.h"
 #include "llvm/ADT/DenseSet.h"
 
 namespace planc {
@@ -12,10 +13,6 @@ namespace planc {
 using llvm::Error;
 using llvm::StringRef;
 using llvm::Twine;
-
-static Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 ValueSources::ValueSources(const Module& module) {
   for (const auto& function : module.functions)

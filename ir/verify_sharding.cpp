@@ -2,6 +2,7 @@
 // Tested by tests/unit/sharding_mutants_test.cpp, which breaks programs in the ways of others.
 #include "ir/verify_sharding.h"
 
+#include "ir/broken.h"
 #include "ir/sharding.h"
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringSet.h"
@@ -14,10 +15,6 @@ using llvm::StringRef;
 using llvm::Twine;
 
 constexpr int64_t kMaxRanks = 1 << 20;
-
-Error broken(const Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 std::string list(llvm::ArrayRef<Axis> axes) {
   std::string text;
