@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "llvm/ADT/STLExtras.h"
 
@@ -265,6 +266,16 @@ Op* Builder::create(OpKind kind, llvm::ArrayRef<Value*> operands, llvm::ArrayRef
   for (const Type& type : results) op->addResult(type, name);
   block_->ops.insert(block_->ops.begin() + at_++, op);
   return op;
+}
+
+Op* Builder::copy(const Op& op, llvm::ArrayRef<Value*> operands, Variable* var) {
+  llvm::SmallVector<Type, 2> types;
+  for (const Value* result : op.results()) types.push_back(result->type);
+  Loc here = std::exchange(loc, op.loc);
+  Op* made = create(op.kind, operands, types, op.attrs, var);
+  loc = here;
+  for (const Value* result : op.results()) made->result(result->index())->name = result->name;
+  return made;
 }
 
 Value* Builder::value(OpKind kind, llvm::ArrayRef<Value*> operands, Type result, Attrs attrs,

@@ -357,6 +357,9 @@ class Builder {
   Op* create(OpKind kind, llvm::ArrayRef<Value*> operands, llvm::ArrayRef<Type> results,
              Attrs attrs = {}, Variable* var = nullptr, llvm::StringRef name = "");
   // With one result, which is returned.
+  // The op again, where it stands in the plan, with other operands and variable: kind, attributes, types
+  // and names, but no body.
+  Op* copy(const Op& op, llvm::ArrayRef<Value*> operands, Variable* var = nullptr);
   Value* value(OpKind kind, llvm::ArrayRef<Value*> operands, Type result, Attrs attrs = {},
                llvm::StringRef name = "");
   // Elementwise: the result's dims are the first operand's, then those that only later ones have.

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "ir/schedule.h"
+#include "ir/broken.h"
 #include "llvm/ADT/STLExtras.h"
 
 namespace planc {
@@ -214,10 +215,6 @@ const Rule* findRule(llvm::StringRef name) {
   return rule == std::end(kRules) ? nullptr : rule;
 }
 
-llvm::Error refuse(const llvm::Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
-
 }  // namespace
 
 llvm::ArrayRef<llvm::StringRef> scheduleNames() {
@@ -232,17 +229,17 @@ llvm::ArrayRef<llvm::StringRef> scheduleNames() {
 llvm::Expected<PipeSchedule> makeSchedule(llvm::StringRef name, int stages, int chunks,
                                           int64_t microbatches) {
   const Rule* rule = findRule(name);
-  if (rule == nullptr) return refuse("there is no schedule '" + name + "'");
+  if (rule == nullptr) return broken("there is no schedule '" + name + "'");
   if (stages < 1 || microbatches < 1)
-    return refuse(name + " needs at least 1 stage and 1 microbatch");
+    return broken(name + " needs at least 1 stage and 1 microbatch");
   if (chunks < rule->leastChunks || chunks > rule->mostChunks)
-    return refuse(name + " needs " + (rule->leastChunks == rule->mostChunks ? "" : "at least ") +
+    return broken(name + " needs " + (rule->leastChunks == rule->mostChunks ? "" : "at least ") +
                   llvm::Twine(rule->leastChunks) + (rule->leastChunks == 1 ? " chunk" : " chunks") +
                   " on each stage, not " + llvm::Twine(chunks));
   // Rules work through a group of `stages` microbatches even where fewer are left.
   int64_t tasks = saturatingMul(3, saturatingMul(stages, chunks));
   if (saturatingMul(tasks, std::max<int64_t>(stages, microbatches)) > kMaxTasks)
-    return refuse(name + " with " + llvm::Twine(stages) + " stages, " + llvm::Twine(chunks) +
+    return broken(name + " with " + llvm::Twine(stages) + " stages, " + llvm::Twine(chunks) +
                   (chunks == 1 ? " chunk" : " chunks") + " on each and " +
                   llvm::Twine(microbatches) +
                   (microbatches == 1 ? " microbatch" : " microbatches") + " takes more than " +

@@ -97,6 +97,13 @@ const Variable& familyOf(const Module& whole, const Variable& var);
 // Whether a value costs nothing to make where it is wanted: a variable's value, a constant, or how ranks
 // hold it or in which order.
 bool isLocal(const Value* value);
+// Whether an op stands where the model has it; else its value is local, and made where it is wanted.
+inline bool isPlaced(const Op& op) { return op.results().empty() || !isLocal(op.result()); }
+
+// Whether a function of the whole module is what chunks do, and not the step's own.
+inline bool isWork(llvm::StringRef function) {
+  return function == "forward" || function == "backward";
+}
 
 // A sum of the step to which several stages add, or of which others hold the total, is a `sum` of each
 // stage, which @reduce adds up: gives such gradients and metrics their `sum` where they have none.
@@ -165,6 +172,7 @@ class StageBuilder {
   void saveForOthers(Builder& builder, int chunk);
   Value* get(Builder& builder, const Value* value, int chunk);
   Op* clone(Builder& builder, const Op& op, int chunk);
+  void prepareBody(Builder& builder, const Op& op, int chunk);
   void cloneBody(const Op& from, Op& to, int chunk);
   void clonePart(Builder& builder, const Part& part);
   Variable* variable(const Variable& var, int chunk);

@@ -71,8 +71,10 @@ Loads::Loads(const Module& whole, llvm::ArrayRef<CutRepeat> repeats, const PipeS
     auto visit = [&](const Op* op) {
       if (!op->var || !seen.insert(op->var).second) return;
       const Variable& var = *op->var;
-      if (var.kind == VarKind::Weight || var.kind == VarKind::Copy)
-        load.bytes += bytesOf(var) + family.lookup(var.of.empty() ? var.name : var.of);
+      if (var.kind == VarKind::Weight) load.bytes += bytesOf(var) + family.lookup(var.name);
+      // Its weight is read by the step alone.
+      if (var.kind == VarKind::Copy)
+        load.bytes += bytesOf(var) + bytesOf(*whole.findVar(var.of)) + family.lookup(var.of);
       if (var.kind == VarKind::Slot) load.saved += bytesOf(var);
     };
     for (const Op* op : ops) {

@@ -236,10 +236,11 @@ void StageBuilder::addCalls() {
     }
   bool isBehind = false;
   for (const Call& call : cut_.whole->schedule) {
-    bool isWork = call.function == "forward" || call.function == "backward";
-    if (isWork && !isBehind) calls.addTo(module_->schedule);
-    isBehind |= isWork;
-    if (isWork) continue;
+    if (isWork(call.function)) {
+      if (!isBehind) calls.addTo(module_->schedule);
+      isBehind = true;
+      continue;
+    }
     // Sums of the step need not wait for the last messages to leave.
     if (call.function == "update")
       module_->schedule.insert(module_->schedule.end(), calls.rest().begin(), calls.rest().end());

@@ -31,6 +31,17 @@ void forOperands(const Op& op, const Function& function, F&& f, bool begins = tr
   });
 }
 
+// Calls f(chunk, op, begins) for all that chunks do, in order: a repeat once for each of its parts, of which
+// only the first begins.
+template <class F>
+void forWork(const FunctionCut& cut, F&& f) {
+  for (const Part& part : cut.parts) {
+    for (const Op* op : part.ops)
+      if (isPlaced(*op)) f(part.chunk, *op, true);
+    if (part.repeat) f(part.chunk, *part.repeat, part.isFirst);
+  }
+}
+
 // What stands behind local values, which are made where they are wanted.
 template <class F>
 void forOrigins(const Value* value, F&& f) {
@@ -120,16 +131,14 @@ void Cutter::need(const Value* value, int chunk) {
 }
 
 void Cutter::connect() {
-  for (const Part& part : into_.parts) {
-    for (const Op* op : part.ops)
-      if (op->results().empty() || !isLocal(op->result()))
-        forOperands(*op, function_, [&](const Value* value) { need(value, part.chunk); });
-    if (!part.repeat) continue;
-    for (const Value* arg : part.repeat->body->args())
-      if (!part.isFirst) into_.takes[size_t(part.chunk)].insert(arg);
-    auto needed = [&](const Value* value) { need(value, part.chunk); };
-    forOperands(*part.repeat, function_, needed, part.isFirst);
-  }
+  for (const Part& part : into_.parts)
+    if (part.repeat && !part.isFirst)
+      for (const Value* arg : part.repeat->body->args())
+        into_.takes[size_t(part.chunk)].insert(arg);
+  forWork(into_, [&](int chunk, const Op& op, bool begins) {
+    forOperands(
+        op, function_, [&](const Value* value) { need(value, chunk); }, begins);
+  });
 }
 
 // Which slots of values from outside repeats each chunk's backward reads: its forward saves them.
@@ -142,21 +151,16 @@ std::vector<std::set<const Variable*>> slotsRead(const FunctionCut& cut, int chu
         slots[size_t(chunk)].insert(def->var);
     });
   };
-  for (const Part& part : cut.parts) {
-    auto addOp = [&](const Op& op, bool begins) {
-      auto addValue = [&](const Value* value) { add(value, part.chunk); };
-      forOperands(op, *cut.function, addValue, begins);
-      if (!op.body) return;
-      walk(*op.body, [&](const Op* inner) {
-        bool isOuter = inner->kind == OpKind::Read && inner->var->kind == VarKind::Slot &&
-                       inner->var->stack.empty();
-        if (isOuter) slots[size_t(part.chunk)].insert(inner->var);
-      });
-    };
-    for (const Op* op : part.ops)
-      if (op->results().empty() || !isLocal(op->result())) addOp(*op, true);
-    if (part.repeat) addOp(*part.repeat, part.isFirst);
-  }
+  forWork(cut, [&](int chunk, const Op& op, bool begins) {
+    forOperands(
+        op, *cut.function, [&](const Value* value) { add(value, chunk); }, begins);
+    if (!op.body) return;
+    walk(*op.body, [&](const Op* inner) {
+      bool isOuter = inner->kind == OpKind::Read && inner->var->kind == VarKind::Slot &&
+                     inner->var->stack.empty();
+      if (isOuter) slots[size_t(chunk)].insert(inner->var);
+    });
+  });
   return slots;
 }
 
@@ -189,25 +193,20 @@ void findStacks(ModelCut& cut) {
 void findTouched(ModelCut& cut) {
   cut.touched.resize(size_t(cut.chunks()));
   for (const FunctionCut* function : {&cut.forward, &cut.backward})
-    for (const Part& part : function->parts) {
-      auto& touched = cut.touched[size_t(part.chunk)];
+    forWork(*function, [&](int chunk, const Op& op, bool begins) {
+      auto& touched = cut.touched[size_t(chunk)];
       std::function<void(const Value*)> origins = [&](const Value* value) {
         if (!isLocal(value)) return;
         if (value->def()->var) touched.insert(value->def()->var);
         for (const Value* operand : value->def()->operands()) origins(operand);
       };
-      auto add = [&](const Op& op, bool begins) {
-        if (op.var) touched.insert(op.var);
-        forOperands(op, *function->function, origins, begins);
-        if (op.body)
-          walk(*op.body, [&](const Op* inner) {
-            if (inner->var) touched.insert(inner->var);
-          });
-      };
-      for (const Op* op : part.ops)
-        if (op->results().empty() || !isLocal(op->result())) add(*op, true);
-      if (part.repeat) add(*part.repeat, part.isFirst);
-    }
+      if (op.var) touched.insert(op.var);
+      forOperands(op, *function->function, origins, begins);
+      if (!op.body) return;
+      walk(*op.body, [&](const Op* inner) {
+        if (inner->var) touched.insert(inner->var);
+      });
+    });
 }
 
 }  // namespace

@@ -56,15 +56,9 @@ class BackwardSplit {
       }
       if (kept_.contains(op)) continue;
       llvm::SmallVector<Value*> operands;
-      llvm::SmallVector<Type, 2> types;
       for (Value* operand : op->operands()) operands.push_back(get(builder, operand));
-      for (const Value* result : op->results()) types.push_back(result->type);
-      builder.loc = op->loc;
-      Op* made = builder.create(op->kind, operands, types, op->attrs, op->var);
-      for (Value* result : op->results()) {
-        made->result(result->index())->name = result->name;
-        moved_[result] = made->result(result->index());
-      }
+      Op* made = builder.copy(*op, operands, op->var);
+      for (Value* result : op->results()) moved_[result] = made->result(result->index());
     }
   }
   void moveRepeat(Builder& builder, Op& op) {

@@ -1,8 +1,7 @@
 // A stage's module: its chunks' forward and backward, cloned from the whole step with the variables that
 // they touch. Tested by tests/passes/pipeline and, in numbers, by every `planrun verify` of a pipeline.
-#include <cassert>
-
 #include "llvm/ADT/STLExtras.h"
+#include "llvm/Support/ErrorHandling.h"
 #include "passes/dead_ops.h"
 #include "passes/pipeline.h"
 
@@ -62,7 +61,9 @@ Variable* StageBuilder::boundary(const Value& value, int from, int to, bool isOu
 
 Value* StageBuilder::get(Builder& builder, const Value* value, int chunk) {
   if (Value* known = env_.lookup(value)) return known;
-  assert(isLocal(value) && "it comes from another chunk, but is not taken from there");
+  if (!isLocal(value))
+    llvm::report_fatal_error("pass 'pipeline': chunk " + llvm::Twine(chunk) + " does not take '" +
+                             value->name + "' from the chunk before it");
   clone(builder, *value->def(), chunk);
   return env_.lookup(value);
 }
@@ -72,24 +73,21 @@ void StageBuilder::cloneBody(const Op& from, Op& to, int chunk) {
   for (const Op* op : from.body->ops) clone(inner, *op, chunk);
 }
 
+// What a body takes from the function is made in front of it.
+void StageBuilder::prepareBody(Builder& builder, const Op& op, int chunk) {
+  walk(*op.body, [&](const Op* inner) {
+    for (const Value* operand : inner->operands())
+      if (!operand->block()->owner()) get(builder, operand, chunk);
+  });
+}
+
 Op* StageBuilder::clone(Builder& builder, const Op& op, int chunk) {
-  // What bodies take from the function is made in front of them.
-  if (op.body)
-    walk(*op.body, [&](const Op* inner) {
-      for (const Value* operand : inner->operands())
-        if (!operand->block()->owner() && !env_.count(operand)) get(builder, operand, chunk);
-    });
+  // Within a body it has been done.
+  if (op.body && !op.parent()->owner()) prepareBody(builder, op, chunk);
   llvm::SmallVector<Value*> operands;
-  llvm::SmallVector<Type, 2> types;
   for (const Value* operand : op.operands()) operands.push_back(get(builder, operand, chunk));
-  for (const Value* result : op.results()) types.push_back(result->type);
-  builder.loc = op.loc;
-  Op* made = builder.create(op.kind, operands, types, op.attrs,
-                            op.var ? variable(*op.var, chunk) : nullptr);
-  for (const Value* result : op.results()) {
-    made->result(result->index())->name = result->name;
-    env_[result] = made->result(result->index());
-  }
+  Op* made = builder.copy(op, operands, op.var ? variable(*op.var, chunk) : nullptr);
+  for (const Value* result : op.results()) env_[result] = made->result(result->index());
   if (!op.body) return made;
   made->body = std::make_unique<Block>(*module_, made);
   for (const Value* arg : op.body->args()) env_[arg] = made->body->addArg(arg->type, arg->name);
@@ -100,7 +98,7 @@ Op* StageBuilder::clone(Builder& builder, const Op& op, int chunk) {
 void StageBuilder::clonePart(Builder& builder, const Part& part) {
   const auto& saved = cut_.saved[size_t(part.chunk)];
   for (const Op* op : part.ops) {
-    if (!op->results().empty() && isLocal(op->result())) continue;  // made where it is wanted
+    if (!isPlaced(*op)) continue;
     bool isSlot = op->kind == OpKind::Write && op->var->kind == VarKind::Slot;
     if (isSlot && !op->var->output && !saved.count(op->var)) continue;
     clone(builder, *op, part.chunk);
@@ -111,10 +109,7 @@ void StageBuilder::clonePart(Builder& builder, const Part& part) {
   llvm::SmallVector<Value*> init;
   for (unsigned i = 0; i < args.size(); ++i)
     init.push_back(get(builder, part.isFirst ? repeat.operand(i) : args[i], part.chunk));
-  walk(*repeat.body, [&](const Op* inner) {
-    for (const Value* operand : inner->operands())
-      if (!operand->block()->owner()) get(builder, operand, part.chunk);
-  });
+  prepareBody(builder, repeat, part.chunk);
   builder.loc = repeat.loc;
   Op* made = builder.repeat(repeat.attrs.word("dim"), part.count, repeat.isFlag("reverse"), init);
   if (part.from > 0) made->attrs.set("first", part.from);

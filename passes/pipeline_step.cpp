@@ -8,13 +8,6 @@
 #include "passes/pipeline.h"
 
 namespace planc {
-namespace {
-
-bool isWork(const Function& function) {
-  return function.name == "forward" || function.name == "backward";
-}
-
-}  // namespace
 
 // ---- Who holds what
 
@@ -99,7 +92,7 @@ StepMarks::StepMarks(const ModelCut& cut, const PipeSchedule& schedule, int stag
   for (int chunk = 0; chunk < schedule.chunks(); ++chunk)
     if (schedule.stageOf[size_t(chunk)] == stage) chunks_.push_back(chunk);
   for (const auto& function : cut.whole->functions)
-    if (!isWork(*function)) addRoots(*function, *function->body);
+    if (!isWork(function->name)) addRoots(*function, *function->body);
 }
 
 void StepMarks::join(const std::set<const Value*>& totals) {
@@ -230,7 +223,7 @@ const Whereabouts& StepMarks::whereIs(const Value* value) const {
 
 void StageBuilder::addStep() {
   for (const auto& function : cut_.whole->functions)
-    if (!isWork(*function)) addStepFunction(*function);
+    if (!isWork(function->name)) addStepFunction(*function);
 }
 
 void StageBuilder::addStepFunction(const Function& function) {
@@ -286,23 +279,15 @@ Value* StageBuilder::stepValue(Builder& builder, const Value* value, int chunk) 
 void StageBuilder::stepOp(Builder& builder, const Op& op, int chunk) {
   llvm::SmallVector<Value*> operands;
   for (const Value* operand : op.operands()) operands.push_back(stepValue(builder, operand, chunk));
-  llvm::SmallVector<Type, 2> types;
+  Op* made = builder.copy(op, operands, op.var ? variable(*op.var, chunk) : nullptr);
   for (const Value* result : op.results()) {
-    Type type = result->type;
-    const Whereabouts& where = mine().whereIs(result);
-    if (where.kind == Whereabouts::Spread) {
-      auto [from, to] = cut_.iterations(chunk, where.repeat);
-      int at = type.find(cut_.repeats[size_t(where.repeat)].forward->attrs.word("dim"));
-      if (at >= 0) type.dims[size_t(at)].size = to - from;
-    }
-    types.push_back(type);
-  }
-  builder.loc = op.loc;
-  Op* made = builder.create(op.kind, operands, types, op.attrs,
-                            op.var ? variable(*op.var, chunk) : nullptr);
-  for (const Value* result : op.results()) {
-    made->result(result->index())->name = result->name;
-    step_[{result, chunk}] = made->result(result->index());
+    Value* mine = step_[{result, chunk}] = made->result(result->index());
+    const Whereabouts& where = this->mine().whereIs(result);
+    if (where.kind != Whereabouts::Spread) continue;
+    // Of a whole stack, the chunk's part.
+    auto [from, to] = cut_.iterations(chunk, where.repeat);
+    int at = mine->type.find(cut_.repeats[size_t(where.repeat)].forward->attrs.word("dim"));
+    if (at >= 0) mine->type.dims[size_t(at)].size = to - from;
   }
 }
 

@@ -107,16 +107,9 @@ class Recompute {
     }
     llvm::SmallVector<Value*, 4> operands;
     for (Value* operand : def->operands()) operands.push_back(compute(operand, builder));
-    llvm::SmallVector<Type, 2> types;
-    for (const Value* result : def->results()) types.push_back(result->type);
-    Loc here = builder.loc;
-    builder.loc = def->loc;
-    Op* copy = builder.create(def->kind, operands, types, def->attrs);
-    builder.loc = here;
-    for (size_t i = 0; i < types.size(); ++i) {
-      copy->result(unsigned(i))->name = def->result(unsigned(i))->name;
-      known_[{def->result(unsigned(i)), builder.block()}] = copy->result(unsigned(i));
-    }
+    Op* copy = builder.copy(*def, operands);
+    for (Value* result : def->results())
+      known_[{result, builder.block()}] = copy->result(result->index());
     return known_[{value, builder.block()}];
   }
 

@@ -6,15 +6,12 @@
 #include <algorithm>
 #include <set>
 
+#include "ir/broken.h"
 #include "ir/text.h"
 #include "ir/traffic.h"
 
 namespace planc {
 namespace {
-
-llvm::Error broken(const llvm::Twine& what) {
-  return llvm::createStringError(llvm::inconvertibleErrorCode(), what);
-}
 
 std::string text(const Call& call) {
   return call.function +
