@@ -222,9 +222,9 @@ void PlanChecker::addSplits(const ast::Ident& dim, const std::vector<const ast::
   for (const ast::Target* target : targets) {
     const PlanAxis* axis = axisNamed(target->axis.text);
     bool isWeak = target->method.text == "gather";
-    auto at = llvm::find_if(splits, [&](const Split& split) { return split.weak == isWeak; });
+    auto at = llvm::find_if(splits, [&](const Split& split) { return split.isWeak() == isWeak; });
     if (axis->size == 1) continue;
-    if (at == splits.end()) at = splits.insert(at, {dim.text, {}, isWeak, dim.loc});
+    if (at == splits.end()) at = splits.insert(at, {.dim = dim.text, .axes = {}, .how = isWeak ? "gather" : "", .loc = dim.loc});
     if (!llvm::is_contained(at->axes, axis->name)) at->axes.push_back(axis->name);
   }
   settings_.splits.insert(settings_.splits.end(), splits.begin(), splits.end());

@@ -67,6 +67,28 @@ int64_t Coordinates::valid(const Dim& dim) const {
   return std::clamp<int64_t>(dim.all() - offset(dim), 0, dim.size);
 }
 
+Segments Coordinates::segments(const Dim& dim, int64_t iteration) const {
+  int64_t pieces = ranksOver(dim.axes);
+  int64_t piece = index(dim.axes);
+  if (dim.isMoved()) piece = ((piece - dim.moved - iteration) % pieces + pieces) % pieces;
+  int64_t begin = piece * dim.size;
+  int64_t count = std::clamp<int64_t>(dim.all() - begin, 0, dim.size);
+  if (dim.zigzag == 0) return {{0, begin, count}};
+  // Block b as it lies is, in the dim's order, b/2 from the front or from the back.
+  Segments segments;
+  int64_t blocks = 2 * dim.zigzag, size = dim.all() / blocks;
+  for (int64_t done = 0; done < count;) {
+    int64_t stored = begin + done, block = stored / size, inside = stored % size;
+    int64_t first = (block % 2 == 0 ? block / 2 : blocks - 1 - block / 2) * size + inside;
+    int64_t n = std::min(size - inside, count - done);
+    if (!segments.empty() && segments.back().first + segments.back().count == first)
+      segments.back().count += n;
+    else segments.push_back({done, first, n});
+    done += n;
+  }
+  return segments;
+}
+
 bool Coordinates::isFirstCopy(const Type& type) const {
   Axes split = type.splitAxes();
   return llvm::all_of(positions_, [&](const Position& position) {

@@ -29,6 +29,14 @@ struct Grid {
   bool operator==(const Grid&) const = default;
 };
 
+// Elements that lie one behind the other in a piece and in the dim's own order: those from `at` on in
+// the piece are those from `first` on.
+struct Segment {
+  int64_t at, first, count;
+  bool operator==(const Segment&) const = default;
+};
+using Segments = llvm::SmallVector<Segment, 2>;
+
 // Where one rank stands. Without a grid there is one rank, 0.
 class Coordinates {
  public:
@@ -42,8 +50,12 @@ class Coordinates {
   int64_t index(llvm::ArrayRef<Axis> axes) const;
   // Those ranks, in that order.
   std::vector<int64_t> group(llvm::ArrayRef<Axis> axes) const;
-  // Where this rank's piece of a dim begins in the whole dim.
+  // Where this rank's piece of a dim begins in the whole dim as it lies in memory (which for a dim in
+  // zigzag order is not its own order).
   int64_t offset(const Dim& dim) const { return index(dim.axes) * dim.size; }
+  // The piece in the dim's own order, without padding, in the order in which it lies; neighbours are
+  // joined. `iteration`: of the repeat that the dim moves with.
+  Segments segments(const Dim& dim, int64_t iteration = 0) const;
   // How many elements of the piece exist; those behind it are padding.
   int64_t valid(const Dim& dim) const;
   // Whether this rank is the first of those that hold the same elements of a value.

@@ -6,6 +6,7 @@
 #include <cassert>
 #include <utility>
 
+#include "ir/sharding.h"
 #include "llvm/ADT/STLExtras.h"
 
 namespace planc {
@@ -34,11 +35,13 @@ DimRole dimRole(const Op& op, llvm::StringRef dim) {
     if (way == "sum") return DimRole::Summed;
     if (way.empty()) return DimRole::Special;
   }
+  if (!keysName(op).empty() && dim == keysName(op))
+    return op.isFlag("ring") || op.isFlag("block") ? DimRole::Parallel : DimRole::Special;
   if (op.kind == OpKind::Concat)
     for (const std::string& part : op.attrs.words("parts"))
       if (part == dim) return DimRole::Special;
   // The values' own dims: the log-sum-exp lacks them and is no sum over them.
-  if ((op.kind == OpKind::Attend || op.kind == OpKind::AttendGrad) && op.operand(2)->type.has(dim) &&
+  if (!keysName(op).empty() && op.operand(2)->type.has(dim) &&
       !op.operand(1)->type.has(dim))
     return DimRole::Special;
   for (const Value* result : op.results())

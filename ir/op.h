@@ -271,13 +271,21 @@ struct Call {
 // differ stands a collective. Rank: everything has its place.
 enum class Level : uint8_t { Model, Sharded, Rank };
 
-// `split DIM over AXES`: one entry a dim, in the plan's order, which is its priority. A weak split
-// (`by gather`) takes what the strict ones leave.
+// `split DIM over AXES by HOW`, in the plan's order, which is its priority; of one statement there is an
+// entry for each method. `how`:
+//   (nothing)  the dim is cut in every op; the experts of routed tokens are sent them
+//   gather     cut where no other split wants the axes (a weak split); attention gathers its keys
+//   ring       cut in every op; attention's keys travel
+//   heads      cut in every op but attention, which cuts its heads instead
 struct Split {
   std::string dim;
   Words axes;
-  bool weak = false;
-  Loc loc;
+  std::string how = {};
+  std::string order = {};  // ring, gather: `zigzag`, or in order
+  // Experts: a rank has room for this many times its even share of rows; 0: for all that could come.
+  double room = 0;
+  Loc loc = {};
+  bool isWeak() const { return how == "gather"; }
 };
 
 // `shard optimizer | gradients | weights over AXES`: ZeRO 1, 2 and 3; each includes those before it.

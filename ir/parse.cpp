@@ -48,6 +48,8 @@ class Reader {
   bool type(Type& out);
   bool place(std::optional<Place>& out);
   bool loc(Loc& out);
+  bool order(Dim& dim);
+  bool moved(Dim& dim);
   bool axes(Words& out);
   bool findAxes(llvm::StringRef list, Loc loc, Axes& out);
   bool grid(Module& module);
@@ -270,8 +272,13 @@ bool Reader::type(Type& out) {
       std::string list;
       if (!word(list) || !findAxes(list, at, axes)) return false;
     }
-    if (accept('~') && !word(dim.over)) return false;
-    out.dims.push_back(splitDim(dim, axes));
+    if (!order(dim) || !moved(dim) || (accept('~') && !word(dim.over))) return false;
+    int64_t moved = dim.moved;
+    std::string moves = std::move(dim.moves);
+    dim = splitDim(dim, axes);
+    dim.moved = moved;
+    dim.moves = std::move(moves);
+    out.dims.push_back(std::move(dim));
     if (!accept(',')) break;
   }
   if (!expect(']')) return false;
@@ -283,6 +290,28 @@ bool Reader::type(Type& out) {
     if (!word(name) || !findAxes(name, axisAt, out.partial)) return false;
   } while (accept(','));
   return expect(')');
+}
+
+// `:zigzag4`
+bool Reader::order(Dim& dim) {
+  if (!accept(':')) return true;
+  Loc at = token_.loc;
+  std::string text;
+  if (!word(text)) return false;
+  llvm::StringRef rest = text;
+  if (!rest.consume_front("zigzag") || rest.getAsInteger(10, dim.zigzag) || dim.zigzag < 1 ||
+      dim.zigzag > dim.size)
+    return failAt(at, "no order is called '" + text + "'");
+  return true;
+}
+
+// `+2+ring`: places, the repeat that adds one an iteration, or both.
+bool Reader::moved(Dim& dim) {
+  while (accept('+')) {
+    if (token_.kind != Tok::Integer) return word(dim.moves);
+    if (!integer(dim.moved)) return false;
+  }
+  return true;
 }
 
 // `data.expert`: axes of the grid, by name.
@@ -324,10 +353,9 @@ bool Reader::split(Module& module) {
   if (!word(split.dim)) return false;
   if (!acceptWord("over")) return fail("'over'");
   if (!axes(split.axes)) return false;
-  if (acceptWord("by")) {
-    if (!acceptWord("gather")) return fail("'gather'");
-    split.weak = true;
-  }
+  if (acceptWord("by") && !word(split.how)) return false;
+  if (acceptWord("order") && !word(split.order)) return false;
+  if (acceptWord("room") && !number(split.room)) return false;
   if (!loc(split.loc)) return false;
   module.splits.push_back(std::move(split));
   return true;

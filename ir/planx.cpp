@@ -100,6 +100,9 @@ void Encoder::type(const Type& type) {
     integer(dim.all());
     string(dim.over);
     axes(dim.axes);
+    integer(dim.zigzag);
+    integer(dim.moved);
+    string(dim.moves);
   }
   axes(type.partial);
 }
@@ -168,7 +171,9 @@ std::string Encoder::module(const Module& module) {
   for (const Split& split : module.splits) {
     string(split.dim);
     words(split.axes);
-    number(split.weak);
+    string(split.how);
+    string(split.order);
+    real(split.room);
     loc(split.loc);
   }
   number(module.shards.size());
@@ -325,7 +330,12 @@ Type Decoder::type() {
     dim.name = string();
     dim.size = integer();
     dim.over = string();
-    type.dims.push_back(splitDim(dim, axes()));
+    dim = splitDim(dim, axes());
+    dim.zigzag = integer();
+    dim.moved = integer();
+    dim.moves = string();
+    bad_ |= dim.zigzag < 0 || dim.zigzag > dim.all();
+    type.dims.push_back(std::move(dim));
   }
   type.partial = axes();
   return type;
@@ -427,7 +437,9 @@ std::unique_ptr<Module> Decoder::module() {
     Split& split = module->splits.emplace_back();
     split.dim = string();
     split.axes = words();
-    split.weak = below(2) != 0;
+    split.how = string();
+    split.order = string();
+    split.room = real();
     split.loc = loc();
   }
   for (size_t n = count(); n > 0 && !bad_; --n) {

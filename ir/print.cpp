@@ -230,7 +230,9 @@ void Printer::grid(const Module& module) {
   };
   for (const Split& split : module.splits) {
     over("split", split.dim, split.axes);
-    if (split.weak) out_ << " by gather";
+    if (!split.how.empty()) out_ << " by " << split.how;
+    if (!split.order.empty()) out_ << " order " << split.order;
+    if (split.room > 0) out_ << " room " << numberText(split.room);
     loc(split.loc);
     out_ << '\n';
   }

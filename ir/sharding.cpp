@@ -29,6 +29,41 @@ Type Assignment::apply(Type type) const {
   return type;
 }
 
+static bool isAttention(const Op& op) {
+  return op.kind == OpKind::Attend || op.kind == OpKind::AttendBlock ||
+         op.kind == OpKind::AttendGrad;
+}
+
+std::string keysName(const Op& op) {
+  return isAttention(op) ? op.attrs.word("seq") + "'" : std::string();
+}
+
+// q, k, v, what the kind has behind them, then the documents of the queries and of the keys.
+bool isOperandOfKeys(const Op& op, unsigned operand) {
+  if (!isAttention(op)) return false;
+  if (operand == 1 || operand == 2) return true;
+  return op.operands().size() > unsigned(op.info().minOperands) &&
+         operand + 1 == op.operands().size();
+}
+
+bool isResultOfKeys(const Op& op, unsigned result) {
+  return op.kind == OpKind::AttendGrad && result > 0;
+}
+
+static Type renamed(Type type, llvm::StringRef from, llvm::StringRef to) {
+  for (Dim& dim : type.dims)
+    if (dim.name == from) dim.name = to.str();
+  return type;
+}
+
+Type inNamesOf(const Op& op, Type type, bool isOfKeys) {
+  return isOfKeys ? renamed(std::move(type), op.attrs.word("seq"), keysName(op)) : type;
+}
+
+Type inOwnNames(const Op& op, Type type, bool isOfKeys) {
+  return isOfKeys ? renamed(std::move(type), keysName(op), op.attrs.word("seq")) : type;
+}
+
 llvm::SmallVector<Dim, 8> dimsOf(const Op& op) {
   llvm::SmallVector<Dim, 8> dims;
   auto add = [&](const Type& type) {
@@ -36,8 +71,10 @@ llvm::SmallVector<Dim, 8> dimsOf(const Op& op) {
       if (llvm::none_of(dims, [&](const Dim& other) { return other.name == dim.name; }))
         dims.push_back(dim);
   };
-  for (const Value* value : op.operands()) add(value->type);
-  for (const Value* value : op.results()) add(value->type);
+  for (unsigned i = 0; i < op.operands().size(); ++i)
+    add(inNamesOf(op, op.operand(i)->type, isOperandOfKeys(op, i)));
+  for (unsigned i = 0; i < op.results().size(); ++i)
+    add(inNamesOf(op, op.result(i)->type, isResultOfKeys(op, i)));
   if (op.var) add(op.var->slice(op.parent()->enclosing()));
   return dims;
 }
@@ -48,8 +85,10 @@ bool mayShareAxes(const Op& op, llvm::StringRef a, llvm::StringRef b) {
   };
   switch (op.kind) {
     case OpKind::Attend:
+    case OpKind::AttendBlock:
     case OpKind::AttendGrad:
-      return are(op.attrs.word("head"), op.attrs.word("kv"));
+      return are(op.attrs.word("head"), op.attrs.word("kv")) ||
+             are(op.attrs.word("seq"), keysName(op));
     case OpKind::CrossEntropyPart:
       return are(op.attrs.word("over"), op.attrs.word("part"));
     default:

@@ -29,6 +29,17 @@ struct Assignment {
 // The dims that an op touches, by name: of its operands, its results and its variable's slice.
 llvm::SmallVector<Dim, 8> dimsOf(const Op& op);
 
+// The keys' positions in attention are a name of their own, though their dim is called as the queries':
+// queries may be cut where keys are whole, and then what keys get is partial. In an op's names it is
+// this one. Empty: no attention.
+std::string keysName(const Op& op);
+// Whether an operand or a result holds keys or values, or what belongs to them.
+bool isOperandOfKeys(const Op& op, unsigned operand);
+bool isResultOfKeys(const Op& op, unsigned result);
+// A type in the names of its op (`seq` of keys under their own name), and back.
+Type inNamesOf(const Op& op, Type type, bool isOfKeys);
+Type inOwnNames(const Op& op, Type type, bool isOfKeys);
+
 // Whether two names of an op stand for the same elements, so that one axis may split both: heads and
 // the kv heads they read, tokens and the packed rows made of them.
 bool mayShareAxes(const Op& op, llvm::StringRef a, llvm::StringRef b);

@@ -58,7 +58,7 @@ bool hasAxis(llvm::ArrayRef<Axis> axes, llvm::StringRef name) {
 }
 
 Dim splitDim(const Dim& dim, llvm::ArrayRef<Axis> axes) {
-  Dim result{dim.name, dim.all(), dim.over, Axes(axes.begin(), axes.end()), 0};
+  Dim result{dim.name, dim.all(), dim.over, Axes(axes.begin(), axes.end()), 0, dim.zigzag};
   if (axes.empty()) return result;
   int64_t ranks = ranksOver(axes);
   result.whole = result.size;
@@ -129,6 +129,9 @@ std::string Type::str() const {
   for (const Dim& dim : dims) {
     out << (first ? "" : ", ") << dim.name << ' ' << dim.all();
     for (size_t i = 0; i < dim.axes.size(); ++i) out << (i ? "." : "/") << dim.axes[i].name;
+    if (dim.zigzag > 0) out << ":zigzag" << dim.zigzag;
+    if (dim.moved != 0) out << '+' << dim.moved;
+    if (!dim.moves.empty()) out << '+' << dim.moves;
     if (dim.isRagged()) out << '~' << dim.over;
     first = false;
   }

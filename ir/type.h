@@ -37,21 +37,33 @@ bool hasAxis(llvm::ArrayRef<Axis> axes, llvm::StringRef name);
 // A *split* dim (`axes` not empty) is cut into equal pieces over a grid's axes, the outermost axis
 // first: `batch 16/data` holds 16 elements on all ranks together. `size` is what one rank holds. When
 // the axes do not divide `whole`, the last pieces are padded: see Coordinates::valid (ir/grid.h).
+//
+// A dim in *zigzag* order of c ranks lies in memory, whole or cut, as 2c equal blocks in the order
+// 0, 2c-1, 1, 2c-2, ...: the first of c pieces has the first and the last block, so that causal
+// attention is equal work for all. Who asks for positions asks Coordinates::segments.
+//
+// A piece may be another rank's: `moved` places, and one more for each iteration of the repeat `moves`,
+// it has been passed on along the dim's axes, so it is that of the rank so many before this one (mod
+// their number).
 struct Dim {
   std::string name;
   int64_t size = 0;  // on one rank, padding included
   std::string over = {};
   Axes axes = {};
   int64_t whole = 0;  // on all ranks together; 0 when the dim is not split
+  int64_t zigzag = 0;      // ranks of the zigzag order; 0: in order
+  int64_t moved = 0;       // places, 0 <= moved < ranks; of pieces only
+  std::string moves = {};  // a repeat around, empty: none
 
   bool isRagged() const { return !over.empty(); }
   bool isSplit() const { return !axes.empty(); }
+  bool isMoved() const { return moved != 0 || !moves.empty(); }
   bool isPadded() const { return isSplit() && whole != size * ranksOver(axes); }
   int64_t all() const { return isSplit() ? whole : size; }
   bool operator==(const Dim&) const = default;
 };
 
-// The dim cut over these axes (none: whole).
+// The dim cut over these axes (none: whole), in the same order; the rank's own piece.
 Dim splitDim(const Dim& dim, llvm::ArrayRef<Axis> axes);
 
 // Dims are in memory order, outermost first. A scalar has no dims. A value that is `partial` over
@@ -80,11 +92,11 @@ struct Type {
   // The type less one dim (which must exist).
   Type without(llvm::StringRef name) const;
   Type withElem(Elem e) const;
-  // What all ranks hold together: no splits, no partial sums.
+  // What all ranks hold together: no splits, no partial sums. Its dims keep their order.
   Type whole() const;
   // Axes that split any dim.
   Axes splitAxes() const;
-  // `f32[batch 16/data, seq 256] partial(tensor)`, as IR text has it.
+  // `f32[batch 16/data, seq 256/context:zigzag4+1+ring] partial(tensor)`, as IR text has it.
   std::string str() const;
 };
 

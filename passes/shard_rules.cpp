@@ -19,7 +19,7 @@ SplitRules::SplitRules(Module& module) {
   followHeads(module);
   for (bool weak : {false, true})
     for (const Split& split : module.splits) {
-      if (split.weak != weak) continue;
+      if (split.isWeak() != weak) continue;
       Rule rule{split.dim, {}, weak, split.loc};
       for (const std::string& axis : split.axes)
         for (const Axis& part : module.grid.find(axis))
@@ -72,7 +72,7 @@ void SplitRules::followHeads(Module& module) {
       pairs.push_back({kv, head, op->operand(1)->type.size(kv)});
     });
   auto splitOf = [&](llvm::StringRef dim) {
-    return llvm::find_if(module.splits, [&](const Split& s) { return s.dim == dim && !s.weak; });
+    return llvm::find_if(module.splits, [&](const Split& s) { return s.dim == dim && !s.isWeak(); });
   };
   std::map<std::string, std::set<int64_t>> cuts;
   for (const Pair& pair : pairs) {
@@ -90,7 +90,7 @@ void SplitRules::followHeads(Module& module) {
   for (const Pair& pair : pairs) {
     auto split = splitOf(pair.head);
     if (split == module.splits.end()) continue;
-    Split follows{pair.kv, {}, false, split->loc};
+    Split follows{.dim = pair.kv, .axes = {}, .loc = split->loc};
     int64_t left = pair.count;
     for (const std::string& axis : split->axes)
       for (const Axis& part : module.grid.find(axis)) {
