@@ -48,7 +48,7 @@ class Reader {
   bool type(Type& out);
   bool place(std::optional<Place>& out);
   bool loc(Loc& out);
-  bool order(Dim& dim);
+  bool after(llvm::StringRef mark, int64_t& number);
   bool moved(Dim& dim);
   bool axes(Words& out);
   bool findAxes(llvm::StringRef list, Loc loc, Axes& out);
@@ -272,12 +272,15 @@ bool Reader::type(Type& out) {
       std::string list;
       if (!word(list) || !findAxes(list, at, axes)) return false;
     }
-    if (!order(dim) || !moved(dim) || (accept('~') && !word(dim.over))) return false;
+    if (!after(":zigzag", dim.zigzag) || !moved(dim) || (accept('~') && !word(dim.over))) return false;
     int64_t moved = dim.moved;
     std::string moves = std::move(dim.moves);
     dim = splitDim(dim, axes);
     dim.moved = moved;
     dim.moves = std::move(moves);
+    int64_t room = 0;
+    if (dim.isRagged() && !after(":room", room)) return false;
+    if (room > 0) dim = limitRows(dim, room);
     out.dims.push_back(std::move(dim));
     if (!accept(',')) break;
   }
@@ -292,17 +295,15 @@ bool Reader::type(Type& out) {
   return expect(')');
 }
 
-// `:zigzag4`
-bool Reader::order(Dim& dim) {
+// `:zigzag4`: a mark and a number from 1, or nothing.
+bool Reader::after(llvm::StringRef mark, int64_t& number) {
   if (!accept(':')) return true;
   Loc at = token_.loc;
   std::string text;
   if (!word(text)) return false;
   llvm::StringRef rest = text;
-  if (!rest.consume_front("zigzag") || rest.getAsInteger(10, dim.zigzag) || dim.zigzag < 1 ||
-      dim.zigzag > dim.size)
-    return failAt(at, "no order is called '" + text + "'");
-  return true;
+  return (rest.consume_front(mark.drop_front()) && !rest.getAsInteger(10, number) && number > 0) ||
+         failAt(at, "'" + text + "' where '" + mark.drop_front().str() + "' and a number may stand");
 }
 
 // `+2+ring`: places, the repeat that adds one an iteration, or both.

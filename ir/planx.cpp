@@ -103,6 +103,7 @@ void Encoder::type(const Type& type) {
     integer(dim.zigzag);
     integer(dim.moved);
     string(dim.moves);
+    integer(dim.room);
   }
   axes(type.partial);
 }
@@ -334,6 +335,7 @@ Type Decoder::type() {
     dim.zigzag = integer();
     dim.moved = integer();
     dim.moves = string();
+    if (int64_t room = integer(); room > 0) dim = limitRows(dim, room);
     bad_ |= dim.zigzag < 0 || dim.zigzag > dim.all();
     type.dims.push_back(std::move(dim));
   }

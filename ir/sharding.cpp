@@ -25,8 +25,26 @@ bool Assignment::has(llvm::StringRef axis) const {
 }
 
 Type Assignment::apply(Type type) const {
-  for (Dim& dim : type.dims) dim = splitDim(dim, of(dim.name));
+  for (Dim& dim : type.dims) {
+    dim = splitDim(dim, of(dim.name));
+    for (const auto& [rows, most] : room)
+      if (rows == dim.name && dim.isRagged()) dim = limitRows(dim, most);
+  }
   return type;
+}
+
+Type Assignment::operand(const Op& op, unsigned i) const {
+  bool isOfKeys = isOperandOfKeys(op, i);
+  Type type = inOwnNames(op, apply(inNamesOf(op, op.operand(i)->type.whole(), isOfKeys)), isOfKeys);
+  if (int(i) == offsetsOperand(op) && !op.has(Packs) && !type.dims.empty())
+    for (const Dim& dim : dimsOf(op))
+      if (dim.isRagged()) type.dims.front() = splitDim(type.dims.front(), of(dim.over));
+  return type;
+}
+
+Type Assignment::result(const Op& op, unsigned i) const {
+  bool isOfKeys = isResultOfKeys(op, i);
+  return inOwnNames(op, apply(inNamesOf(op, op.result(i)->type.whole(), isOfKeys)), isOfKeys);
 }
 
 static bool isAttention(const Op& op) {
@@ -94,6 +112,10 @@ bool mayShareAxes(const Op& op, llvm::StringRef a, llvm::StringRef b) {
     default:
       break;
   }
+  // Where an expert's rows begin goes with the expert.
+  if (int offsets = offsetsOperand(op); offsets >= 0 && !op.operand(offsets)->type.dims.empty())
+    for (const Dim& dim : dimsOf(op))
+      if (dim.isRagged() && are(op.operand(offsets)->type.dims.front().name, dim.over)) return true;
   if (!op.has(Packs)) return false;
   // The rows are the ragged dim; the tokens they are made of are dims that no packed value has.
   llvm::StringRef rows;

@@ -22,8 +22,14 @@ struct Assignment {
   llvm::ArrayRef<Axis> of(llvm::StringRef name) const;
   void add(llvm::StringRef name, llvm::ArrayRef<Axis> axes);
   bool has(llvm::StringRef axis) const;  // some name has this axis
+  // Packed rows that may arrive at a rank, where that is limited, by the rows' dim.
+  std::vector<std::pair<std::string, int64_t>> room = {};
   // A type's dims, held in these pieces.
   Type apply(Type type) const;
+  // The type in which the op takes an operand, but for partial sums, and in which it makes a result.
+  // Offsets of packed rows are cut with the experts, but where rows are packed.
+  Type operand(const Op& op, unsigned i) const;
+  Type result(const Op& op, unsigned i) const;
 };
 
 // The dims that an op touches, by name: of its operands, its results and its variable's slice.

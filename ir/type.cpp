@@ -66,6 +66,13 @@ Dim splitDim(const Dim& dim, llvm::ArrayRef<Axis> axes) {
   return result;
 }
 
+Dim limitRows(Dim dim, int64_t room) {
+  if (room >= dim.size) return dim;
+  dim.whole = dim.all();
+  dim.size = dim.room = room;
+  return dim;
+}
+
 int Type::find(llvm::StringRef name) const {
   for (size_t i = 0; i < dims.size(); ++i)
     if (dims[i].name == name) return int(i);
@@ -133,6 +140,7 @@ std::string Type::str() const {
     if (dim.moved != 0) out << '+' << dim.moved;
     if (!dim.moves.empty()) out << '+' << dim.moves;
     if (dim.isRagged()) out << '~' << dim.over;
+    if (dim.room > 0) out << ":room" << dim.room;
     first = false;
   }
   out << ']';

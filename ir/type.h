@@ -50,21 +50,24 @@ struct Dim {
   int64_t size = 0;  // on one rank, padding included
   std::string over = {};
   Axes axes = {};
-  int64_t whole = 0;  // on all ranks together; 0 when the dim is not split
+  int64_t whole = 0;  // on all ranks together; 0 when the dim is neither split nor limited by `room`
   int64_t zigzag = 0;      // ranks of the zigzag order; 0: in order
+  int64_t room = 0;        // ragged: rows that a rank has room for, fewer than could come; 0: for all
   int64_t moved = 0;       // places, 0 <= moved < ranks; of pieces only
   std::string moves = {};  // a repeat around, empty: none
 
   bool isRagged() const { return !over.empty(); }
   bool isSplit() const { return !axes.empty(); }
   bool isMoved() const { return moved != 0 || !moves.empty(); }
-  bool isPadded() const { return isSplit() && whole != size * ranksOver(axes); }
-  int64_t all() const { return isSplit() ? whole : size; }
+  bool isPadded() const { return isSplit() && room == 0 && whole != size * ranksOver(axes); }
+  int64_t all() const { return isSplit() || room > 0 ? whole : size; }
   bool operator==(const Dim&) const = default;
 };
 
 // The dim cut over these axes (none: whole), in the same order; the rank's own piece.
 Dim splitDim(const Dim& dim, llvm::ArrayRef<Axis> axes);
+// A ragged dim with room for so many rows on a rank; all that fit in its piece, when that is no fewer.
+Dim limitRows(Dim dim, int64_t room);
 
 // Dims are in memory order, outermost first. A scalar has no dims. A value that is `partial` over
 // axes is the sum of what the ranks along those axes hold; along any other axis that splits none of

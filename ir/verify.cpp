@@ -213,6 +213,20 @@ llvm::Error Verifier::structure(const Op& op, const Block& block) {
   return llvm::Error::success();
 }
 
+// What a repeat carries and moves on a place an iteration: before it, and so many iterations on, in
+// its body or behind it.
+Type stopped(Type type, llvm::StringRef repeat) {
+  for (Dim& dim : type.dims)
+    if (!repeat.empty() && dim.moves == repeat) dim.moves.clear();
+  return type;
+}
+Type movedOn(Type type, llvm::StringRef repeat, int64_t iterations, bool isBehind) {
+  for (Dim& dim : type.dims)
+    if (dim.moves == repeat && dim.isSplit())
+      dim.moved = (dim.moved + iterations % ranksOver(dim.axes)) % ranksOver(dim.axes);
+  return isBehind ? stopped(std::move(type), repeat) : type;
+}
+
 llvm::Error Verifier::body(const Op& op, unsigned depth) {
   const Block& body = *op.body;
   if (depth >= kMaxNesting) return broken("bodies nest deeper than " + Twine(kMaxNesting));
@@ -221,8 +235,9 @@ llvm::Error Verifier::body(const Op& op, unsigned depth) {
   if (body.args().size() != op.operands().size())
     return broken("its body takes " + Twine(body.args().size()) + " values, not " +
                   Twine(op.operands().size()));
+  std::string around = op.kind == OpKind::Repeat ? op.attrs.word("dim") : "";
   for (size_t i = 0; i < body.args().size(); ++i)
-    if (body.args()[i]->type != op.operands()[i]->type)
+    if (stopped(body.args()[i]->type, around) != op.operands()[i]->type)
       return broken("its body's value " + Twine(i) + " is not of its operand's type");
   const Op& yield = *body.ops.back();
   if (op.kind == OpKind::Repeat) {
@@ -236,8 +251,8 @@ llvm::Error Verifier::body(const Op& op, unsigned depth) {
         yield.operands().size() != op.operands().size())
       return broken("starts, yields and ends different numbers of values");
     for (size_t i = 0; i < op.operands().size(); ++i)
-      if (op.results()[i]->type != op.operands()[i]->type ||
-          yield.operands()[i]->type != op.operands()[i]->type)
+      if (op.results()[i]->type != movedOn(body.args()[i]->type, dim, count, true) ||
+          yield.operands()[i]->type != movedOn(body.args()[i]->type, dim, 1, false))
         return broken("value " + Twine(i) + " changes its type");
     // A carried value has one place, which its own repeat does not move.
     for (size_t i = 0; i < body.args().size(); ++i) {

@@ -34,6 +34,10 @@ class Sharding {
   Error comm();
   Error transfer();
   Error among(const Axes& axes);
+  Error moved();
+  Error rowCounts();
+  Error rowOffsets();
+  Error exchangeRows();
   Error commOperand(const Type& from, const Type& to, StringRef dim, const Axes& axes);
 
   const Op& op_;
@@ -59,6 +63,29 @@ Error Sharding::gather() {
   return Error::success();
 }
 
+// A piece of another rank meets only pieces of the same one, but where keys' blocks travel.
+Error Sharding::moved() {
+  llvm::SmallVector<Dim, 8> seen;
+  auto check = [&](const Type& type, bool isOfKeys) -> Error {
+    for (const Dim& dim : inNamesOf(op_, type, isOfKeys).dims) {
+      auto other = llvm::find_if(seen, [&](const Dim& d) { return d.name == dim.name; });
+      if (other == seen.end()) seen.push_back(dim);
+      else if (other->moved != dim.moved || other->moves != dim.moves)
+        return broken("takes pieces of '" + dim.name + "' of two ranks: " + type.str());
+      else if (other->zigzag != dim.zigzag)
+        return broken("takes '" + dim.name + "' in two orders: " + type.str());
+      if (dim.isMoved() && !keysName(op_).empty() && !isOfKeys)
+        return broken("takes another rank's piece of its queries: " + type.str());
+    }
+    return Error::success();
+  };
+  for (unsigned i = 0; i < op_.operands().size(); ++i)
+    if (Error error = check(op_.operand(i)->type, isOperandOfKeys(op_, i))) return error;
+  for (unsigned i = 0; i < op_.results().size(); ++i)
+    if (Error error = check(op_.result(i)->type, isResultOfKeys(op_, i))) return error;
+  return Error::success();
+}
+
 Error Sharding::operands() {
   int offsets = offsetsOperand(op_);
   for (unsigned i = 0; i < op_.operands().size(); ++i) {
@@ -69,6 +96,13 @@ Error Sharding::operands() {
       for (const Dim& dim : dimsOf(op_))
         if (dim.isRagged()) wanted = dim.axes;
       grid_.sort(wanted);
+      Axes cut, experts;
+      if (!op_.operand(i)->type.dims.empty()) cut = op_.operand(i)->type.dims.front().axes;
+      for (const Dim& dim : dimsOf(op_))
+        if (dim.isRagged() && !op_.has(Packs)) experts = Axes(names_.of(dim.over).begin(), names_.of(dim.over).end());
+      if (cut != experts)
+        return broken("its offsets are cut over " + list(cut) + ", but " + list(experts) +
+                      " splits the experts");
       if (partial != wanted)
         return broken("its offsets are partial over " + list(partial) + ", but " + list(wanted) +
                       " splits the rows");
@@ -94,8 +128,8 @@ Error Sharding::operands() {
 }
 
 Error Sharding::results() {
-  auto check = [&](const Type& type, const Twine& what) {
-    Axes wanted = summedAxes(grid_, names_, type);
+  auto check = [&](const Type& type, const Twine& what, bool isOfKeys = false) {
+    Axes wanted = summedAxes(grid_, names_, inNamesOf(op_, type, isOfKeys));
     for (const Axis& axis : partial_)
       if (!hasAxis(wanted, axis.name)) wanted.push_back(axis);
     grid_.sort(wanted);
@@ -105,7 +139,9 @@ Error Sharding::results() {
                         list(type.partial));
   };
   for (const Value* result : op_.results())
-    if (Error error = check(result->type, "result " + Twine(result->index()))) return error;
+    if (Error error = check(result->type, "result " + Twine(result->index()),
+                            isResultOfKeys(op_, result->index())))
+      return error;
   if (op_.var) return check(op_.var->type, "what it adds to '@" + op_.var->name + "'");
   return Error::success();
 }
@@ -157,6 +193,9 @@ Error Sharding::commOperand(const Type& from, const Type& to, StringRef name, co
       wanted.dims[size_t(at)] = splitDim(wanted.dims[size_t(at)], mine);
       break;
     }
+    case OpKind::Rotate:
+      // Its own shape rule says where which piece goes.
+      return Error::success();
     case OpKind::OneCopy:
     case OpKind::StageShare:
       for (const Axis& axis : axes) {
@@ -233,6 +272,72 @@ Error Sharding::comm() {
   return Error::success();
 }
 
+// Offsets of rows that are cut over axes T: counts of the ranks along `part`'s axes apart, still
+// partial over the rest of T; of the experts that this rank's rows are of.
+Error Sharding::rowCounts() {
+  const Type &from = op_.operand(0)->type, &to = op_.result()->type;
+  int part = to.find("part");
+  Axes wanted = from.partial;
+  for (const Axis& axis : part < 0 ? Axes() : to.dims[size_t(part)].axes) {
+    if (!hasAxis(from.partial, axis.name))
+      return broken("tells ranks along '" + axis.name + "' apart, over which rows are not cut");
+    llvm::erase_if(wanted, [&](const Axis& a) { return a.name == axis.name; });
+  }
+  for (const Dim& dim : to.dims)
+    for (const Axis& axis : dim.axes)
+      if (dim.name != "part" && hasAxis(from.partial, axis.name))
+        return broken("cuts experts over '" + axis.name + "', over which rows are cut");
+  return to.partial == wanted ? Error::success()
+                              : broken("its result is partial over " + list(wanted) +
+                                       ", but its type says " + list(to.partial));
+}
+
+Error Sharding::rowOffsets() {
+  const Type &from = op_.operand(0)->type, &to = op_.result()->type;
+  if (from.partial != to.partial)
+    return broken("its result is partial over " + list(from.partial) + ", but its type says " +
+                  list(to.partial));
+  Axes experts;
+  for (const Dim& dim : from.dims) {
+    if (dim.name == "part" && dim.isSplit()) return broken("lacks the counts of other ranks");
+    if (dim.name != "part") experts = dim.axes;
+  }
+  return !to.dims.empty() && to.dims.front().axes == experts
+             ? Error::success()
+             : broken("cuts the offsets otherwise than the experts");
+}
+
+// Rows cut over T with experts cut over X, and rows cut over T less Y with experts cut over X and then
+// Y: the axes along which they go.
+Error Sharding::exchangeRows() {
+  bool isHome = op_.isFlag("home");
+  const Type& packed = isHome ? op_.result()->type : op_.operand(0)->type;
+  const Type& sorted = isHome ? op_.operand(0)->type : op_.result()->type;
+  Axes axes;
+  for (const std::string& name : op_.attrs.words("axes")) {
+    auto axis = llvm::find_if(grid_.axes, [&](const GridAxis& a) { return a.name == name; });
+    if (axis == grid_.axes.end()) return broken("the grid has no axis '" + name + "'");
+    axes.push_back({axis->name, axis->size});
+  }
+  if (axes.empty()) return broken("names no axes");
+  std::string expert = packed.grouping().str();
+  for (size_t i = 0; i < packed.dims.size() && i < sorted.dims.size(); ++i) {
+    const Dim &from = packed.dims[i], &to = sorted.dims[i];
+    Axes wanted = from.axes;
+    if (from.name == expert) wanted.append(axes.begin(), axes.end());
+    if (from.isRagged()) {
+      for (const Axis& axis : axes)
+        if (!hasAxis(from.axes, axis.name))
+          return broken("moves rows along '" + axis.name + "', over which they are not cut");
+      llvm::erase_if(wanted, [&](const Axis& axis) { return hasAxis(axes, axis.name); });
+    }
+    if (to.axes != wanted)
+      return broken("has " + to.name + " over " + list(to.axes) + ", not " + list(wanted));
+  }
+  return packed.partial == sorted.partial ? Error::success()
+                                          : broken("changes what is partial");
+}
+
 // Another coordinate of one axis, which the module itself has a coordinate on.
 Error Sharding::transfer() {
   Words axes = op_.attrs.words("axes");
@@ -288,6 +393,7 @@ Error Sharding::run() {
       }
       return Error::success();
     case OpKind::Reshard:
+      if (op_.isFlag("offsets")) return Error::success();  // the rule of those that take them
       return op_.operand(0)->type.whole() == op_.result()->type.whole()
                  ? Error::success()
                  : broken("changes elements, not only who holds them");
@@ -308,12 +414,24 @@ Error Sharding::run() {
     case OpKind::OneCopy:
     case OpKind::StageShare:
       return comm();
+    case OpKind::Rotate: {
+      const Type &from = op_.operand(0)->type, &to = op_.result()->type;
+      if (from.partial != to.partial) return broken("changes what is partial");
+      return comm();
+    }
     case OpKind::Send:
     case OpKind::Receive:
       return transfer();
+    case OpKind::RowCounts:
+      return rowCounts();
+    case OpKind::RowOffsets:
+      return rowOffsets();
+    case OpKind::ExchangeRows:
+      return exchangeRows();
     default:
       break;
   }
+  if (Error error = moved()) return error;
   if (Error error = gather()) return error;
   if (Error error = operands()) return error;
   return results();
@@ -340,6 +458,12 @@ Error verifyHeld(const Type& type, const Grid& grid) {
     for (const Axis& axis : dim.axes)
       if (!seen.insert(axis.name).second)
         return broken("axis '" + axis.name + "' splits two dims of " + type.str());
+  for (const Dim& dim : type.dims) {
+    if (dim.isMoved() && (!dim.isSplit() || dim.isPadded() || dim.moved >= ranksOver(dim.axes)))
+      return broken("'" + dim.name + "' of " + type.str() + " is moved, but no piece of a ring");
+    if (dim.zigzag > 0 && dim.all() % (2 * dim.zigzag) != 0)
+      return broken("'" + dim.name + "' of " + type.str() + " has no blocks in zigzag order");
+  }
   Axes sorted = type.partial;
   grid.sort(sorted);
   if (sorted != type.partial) return broken("the partial axes of " + type.str() + " are not in order");

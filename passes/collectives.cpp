@@ -280,6 +280,21 @@ Value* Resharding::run() {
 
 }  // namespace
 
+// Packed rows change hands by their offsets, which is left to pass `experts`; what else changes comes
+// behind it. True: nothing else does.
+static bool splitRows(Op& op) {
+  const Type &from = op.operand(0)->type, &to = op.result()->type;
+  Type rows = from;
+  for (Dim& dim : rows.dims)
+    if (dim.isRagged() || dim.name == to.grouping()) dim = to.dims[size_t(to.find(dim.name))];
+  if (rows == from) return false;
+  if (rows == to) return true;
+  Builder builder(op.parent(), op.parent()->indexOf(&op));
+  builder.loc = op.loc;
+  op.setOperand(0, builder.value(OpKind::Reshard, op.operands(), rows, op.attrs, op.result()->name));
+  return false;
+}
+
 void collectives(Module& module, Diagnostics& diags) {
   if (module.level != Level::Sharded) {
     diags.report({}, Diag::PassOrder, "collectives", "a module typed by 'shard'");
@@ -288,9 +303,10 @@ void collectives(Module& module, Diagnostics& diags) {
   std::vector<Op*> reshards;
   for (const auto& function : module.functions)
     walk(*function->body, [&](Op* op) {
-      if (op->kind == OpKind::Reshard) reshards.push_back(op);
+      if (op->kind == OpKind::Reshard && !op->isFlag("offsets")) reshards.push_back(op);
     });
   for (Op* op : reshards) {
+    if (!op->result()->type.grouping().empty() && splitRows(*op)) continue;
     op->result()->replaceAllUsesWith(Resharding(*op).run());
     op->erase();
   }

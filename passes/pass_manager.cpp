@@ -19,6 +19,8 @@ static const PassInfo kPasses[] = {
     {"shard", shard, nullptr, "types every value from the plan's splits: who holds which piece"},
     {"collectives", collectives, nullptr, "casts between sharded types become collectives"},
     {"pipeline", nullptr, pipeline, "cuts the model into stages; sends, receives, the schedule"},
+    {"ring", ring, nullptr, "attention over split tokens: keys travel a ring, blocks fold in"},
+    {"experts", experts, nullptr, "packed rows go to the ranks of their experts and home"},
     {"fuse", fuse, nullptr, "joins elementwise chains, adds gradients in place"},
     {"prefetch", prefetch, nullptr, "weights that layers gather are gathered a layer ahead"},
     {"overlap", overlap, nullptr, "collectives start early and are waited for late; buckets"},

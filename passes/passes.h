@@ -44,6 +44,13 @@ void collectives(Module& module, Diagnostics& diags);
 // pipeline there is one stage, the module itself.
 Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags);
 
+// Attention whose tokens are cut by ring: a loop over blocks of keys that travel, forward and back.
+void ring(Module& module, Diagnostics& diags);
+
+// Each `reshard` of packed rows becomes an exchange with counts between the ranks that pack them and
+// those that hold their experts.
+void experts(Module& module, Diagnostics& diags);
+
 // Elementwise chains become one `fused` op, also with the sum that ends them; a sum or product that
 // is only added to a gradient accumulates in place. Behind everything that makes such ops.
 void fuse(Module& module, Diagnostics& diags);

@@ -12,16 +12,22 @@
 
 namespace planc {
 
-Value* Sharder::reshard(Value* value, const Type& type) {
+// Packed rows need their offsets: those of the op that takes or made them.
+Value* Sharder::reshard(Value* value, const Type& type, Value* offsets) {
   if (value->type == type) return value;
   Value*& made = reshards_[{value, type.str()}];
   if (made) return made;
   // What is added up once is not added up again in another shape.
   if (!value->type.partial.empty())
     for (Value* other : sumsOf_[value])
-      if (other->type.partial == type.partial) return made = reshard(other, type);
+      if (other->type.partial == type.partial) return made = reshard(other, type, offsets);
   Op* def = value->def();
-  Builder builder(value->block(), def ? value->block()->indexOf(def) + 1 : 0);
+  if (type.grouping().empty()) offsets = nullptr;
+  else if (!offsets && def && offsetsOperand(*def) >= 0) offsets = def->operand(unsigned(offsetsOperand(*def)));
+  size_t at = def ? value->block()->indexOf(def) + 1 : 0;
+  if (offsets && offsets->def() && offsets->block() == value->block())
+    at = std::max(at, value->block()->indexOf(offsets->def()) + 1);
+  Builder builder(value->block(), at);
   if (def) builder.loc = def->loc;
   if (def && def->kind == OpKind::Const) {
     // Constants are made as they are wanted; only zero is a partial sum of itself.
@@ -33,13 +39,29 @@ Value* Sharder::reshard(Value* value, const Type& type) {
     if (isZero || type.partial.empty()) return made = fresh;
     value = fresh;
   }
-  Value* cast = builder.value(OpKind::Reshard, {value}, type, {}, value->name);
+  llvm::SmallVector<Value*, 2> from{value};
+  if (offsets) from.push_back(offsets);
+  Value* cast = builder.value(OpKind::Reshard, from, type, {}, value->name);
   if (value->type.partial != type.partial) sumsOf_[value].push_back(cast);
   return reshards_[{value, type.str()}] = cast;
 }
 
-void Sharder::take(Op& op, unsigned operand, const Type& type) {
-  op.setOperand(operand, reshard(op.operand(operand), type));
+void Sharder::take(Op& op, unsigned operand, const Type& type, Value* offsets) {
+  op.setOperand(operand, reshard(op.operand(operand), type, offsets));
+}
+
+// Offsets of rows as experts have them are no other shape of those where rows are packed: they are
+// counted anew (pass `experts`).
+void Sharder::takeOffsets(Op& op, unsigned operand, const Type& type) {
+  Value* offsets = op.operand(operand);
+  Value*& made = reshards_[{offsets, "offsets " + type.str()}];
+  if (!made) {
+    size_t at = offsets->def() ? offsets->block()->indexOf(offsets->def()) + 1 : 0;
+    Builder builder(offsets->block(), at);
+    builder.loc = op.loc;
+    made = builder.value(OpKind::Reshard, {offsets}, type, {{"offsets", int64_t{1}}}, offsets->name);
+  }
+  op.setOperand(operand, made);
 }
 
 // The axes over which a value is left partial for the ops that take it.
@@ -57,10 +79,11 @@ void Sharder::operands(Op& op, const Assignment& assignment) {
   Axes together = partialOperands(op, kept);
   module_.grid.sort(together);
   int offsets = offsetsOperand(op);
+  Value* rowsOffsets = offsets < 0 ? nullptr : op.operand(unsigned(offsets));
   Axes alone;  // what operands that may be partial alone are partial over so far
   for (unsigned i = 0; i < op.operands().size(); ++i) {
     Value* value = op.operand(i);
-    Type type = assignment.apply(value->type.whole());
+    Type type = assignment.operand(op, i);
     if (int(i) == offsets) {
       for (const Dim& dim : dimsOf(op))
         if (dim.isRagged()) {
@@ -75,7 +98,8 @@ void Sharder::operands(Op& op, const Assignment& assignment) {
         if (!hasAxis(alone, axis.name)) type.partial.push_back(axis);
       alone.append(type.partial.begin(), type.partial.end());
     }
-    take(op, i, type);
+    if (int(i) == offsets && value->type != type) takeOffsets(op, i, type);
+    else take(op, i, type, rowsOffsets);
   }
 }
 
@@ -86,8 +110,9 @@ void Sharder::results(Op& op, const Assignment& assignment) {
       for (const Axis& axis : op.operand(i)->type.partial)
         if (!hasAxis(from, axis.name)) from.push_back(axis);
   for (Value* result : op.results()) {
-    Type type = assignment.apply(result->type.whole());
-    type.partial = summedAxes(module_.grid, assignment, type);
+    Type type = assignment.result(op, result->index());
+    type.partial = summedAxes(module_.grid, assignment,
+                              inNamesOf(op, type, isResultOfKeys(op, result->index())));
     type.partial.append(from.begin(), from.end());
     module_.grid.sort(type.partial);
     result->type = type;
@@ -241,7 +266,36 @@ void Sharder::checkSizes() {
     });
 }
 
+// Every tensor of the program holds a dim in the one order that the plan's splits give it.
+void Sharder::setOrder() {
+  std::map<std::string, int64_t> zigzags;
+  for (const Split& split : module_.splits) {
+    if (split.order != "zigzag") continue;
+    int64_t& ranks = zigzags.try_emplace(split.dim, 1).first->second;
+    for (const std::string& axis : split.axes) ranks *= ranksOver(module_.grid.find(axis));
+  }
+  std::erase_if(zigzags, [](const auto& entry) { return entry.second < 2; });
+  if (zigzags.empty()) return;
+  auto set = [&](Type& type) {
+    for (Dim& dim : type.dims)
+      if (auto at = zigzags.find(dim.name); at != zigzags.end()) dim.zigzag = at->second;
+  };
+  for (const auto& var : module_.vars) set(var->type);
+  for (const auto& function : module_.functions)
+    walk(*function->body, [&](const Op* op) {
+      for (Value* result : op->results()) set(result->type);
+      if (op->body)
+        for (Value* arg : op->body->args()) set(arg->type);
+      // What names elements of the dim by number would take others.
+      bool picks = op->kind == OpKind::Slice || op->kind == OpKind::Concat || op->kind == OpKind::Lookup;
+      if (picks && zigzags.contains(op->attrs.word("over")))
+        diags_.report(op->loc, Diag::ZigzagPicked, op->attrs.word("over"), op->info().text)
+            .suggest("split '" + op->attrs.word("over") + "' by ring(contiguous)");
+    });
+}
+
 void Sharder::typeAll() {
+  setOrder();
   typeVariables();
   for (const auto& function : module_.functions)
     if (function->name != "update") block(*function->body);

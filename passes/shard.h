@@ -32,6 +32,7 @@ class SplitRules {
   Assignment assign(const Type& type, bool strictOnly = false) const;
   // Whether a dim may be cut unevenly: tokens index it, so padding is never looked up.
   bool isVocabulary(llvm::StringRef dim) const { return vocabularies_.contains(dim); }
+  bool isExpert(llvm::StringRef dim) const { return experts_.contains(dim); }
 
  private:
   struct Rule {
@@ -39,15 +40,23 @@ class SplitRules {
     Axes axes;
     bool weak;
     Loc loc;
+    enum Where { Everywhere, OutsideAttention, InAttention } where = Everywhere;
+    double room = 0;  // of experts
   };
+  void findRouted(const Module& module);
   void followHeads(Module& module);
+  void addRules(Module& module, bool weak);
   void followTokens(const Module& module);
+  void splitAttention(Module& module, const Split& split, const Axes& axes);
+  std::vector<const Rule*> orderFor(llvm::ArrayRef<Dim> dims, const Op* op) const;
+  void limitRooms(Assignment& assignment, llvm::ArrayRef<Dim> dims) const;
   Assignment handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly,
                      llvm::ArrayRef<Axis> summed) const;
 
   std::vector<Rule> rules_;  // strict ones first, each kind in the plan's order
   llvm::StringSet<> vocabularies_;
-  llvm::StringSet<> routed_;  // dims that a route needs whole, so that every op on its rows does
+  llvm::StringSet<> experts_;  // dims that packed rows are grouped by
+  llvm::StringSet<> tokens_;   // dims of what is packed
 };
 
 // Where partial sums stay partial: through linear ops, as long as adding them up later moves fewer
@@ -91,6 +100,7 @@ class Sharder {
   // shard_storage.cpp
   void typeVariables();
   void typeInput(Variable& input);
+  Type heldAs(const Variable& weight) const;
   void typeSlot(Variable& slot);
   Type wanted(const Value* value, const Use& use) const;
   void addShards(Type& type, const Words& stack, llvm::StringRef what) const;
@@ -105,9 +115,11 @@ class Sharder {
   void crossEntropy(Op& op, const Assignment& assignment);
   void operands(Op& op, const Assignment& assignment);
   void results(Op& op, const Assignment& assignment);
-  void take(Op& op, unsigned operand, const Type& type);
+  void take(Op& op, unsigned operand, const Type& type, Value* offsets = nullptr);
   void updateOp(Op& op);
-  Value* reshard(Value* value, const Type& type);
+  Value* reshard(Value* value, const Type& type, Value* offsets = nullptr);
+  void setOrder();
+  void takeOffsets(Op& op, unsigned operand, const Type& type);
   Axes keptPartial(const Value* value) const;
 
   Module& module_;

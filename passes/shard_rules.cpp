@@ -1,6 +1,7 @@
 // Which axes the names of an op get: the plan's strict splits in the plan's order, then the weak ones;
 // an axis that one name of the op has is not handed out again. Names that the plan does not mention
 // but that stand for the same elements as one that it does follow that one.
+#include <cmath>
 #include <numeric>
 
 #include "llvm/ADT/STLExtras.h"
@@ -9,24 +10,69 @@
 namespace planc {
 
 SplitRules::SplitRules(Module& module) {
+  findRouted(module);
+  followHeads(module);
+  for (bool weak : {false, true}) addRules(module, weak);
+  followTokens(module);
+}
+
+void SplitRules::findRouted(const Module& module) {
   for (const auto& function : module.functions)
     walk(*function->body, [&](const Op* op) {
       bool isTable = op->kind == OpKind::Lookup || op->kind == OpKind::LookupGrad ||
                      op->kind == OpKind::CrossEntropy || op->kind == OpKind::CrossEntropyGrad;
       if (isTable) vocabularies_.insert(op->attrs.word("over"));
-      if (op->kind == OpKind::Route && op->attrs.has("seq")) routed_.insert(op->attrs.word("seq"));
+      if (op->kind != OpKind::Dispatch) return;
+      experts_.insert(op->result()->type.grouping());
+      for (const Dim& dim : op->operand(1)->type.dims) tokens_.insert(dim.name);
     });
-  followHeads(module);
-  for (bool weak : {false, true})
-    for (const Split& split : module.splits) {
-      if (split.isWeak() != weak) continue;
-      Rule rule{split.dim, {}, weak, split.loc};
-      for (const std::string& axis : split.axes)
-        for (const Axis& part : module.grid.find(axis))
-          if (part.size > 1) rule.axes.push_back(part);
-      if (!rule.axes.empty()) rules_.push_back(std::move(rule));
-    }
-  followTokens(module);
+}
+
+// A weak split whose axes no other dim wants is as good as a strict one.
+static bool isContested(const Module& module, const Split& split) {
+  return llvm::any_of(module.splits, [&](const Split& other) {
+    return other.dim != split.dim && llvm::any_of(split.axes, [&](const std::string& axis) {
+             return llvm::any_of(other.axes, [&](const std::string& its) {
+               for (const Axis& part : module.grid.find(axis))
+                 if (hasAxis(module.grid.find(its), part.name)) return true;
+               return false;
+             });
+           });
+  });
+}
+
+void SplitRules::addRules(Module& module, bool weak) {
+  for (const Split& split : module.splits) {
+    if ((split.isWeak() && isContested(module, split)) != weak) continue;
+    Rule rule{split.dim, {}, weak, split.loc};
+    rule.room = split.room;
+    for (const std::string& axis : split.axes)
+      for (const Axis& part : module.grid.find(axis))
+        if (part.size > 1) rule.axes.push_back(part);
+    if (rule.axes.empty()) continue;
+    if (split.how == "heads") rule.where = Rule::OutsideAttention;
+    rules_.push_back(rule);
+    if (split.how == "ring" || split.how == "heads") splitAttention(module, split, rule.axes);
+  }
+}
+
+// Attention over a dim that is split by ring holds its keys in pieces too, which travel; one by heads
+// has its heads cut over these axes, behind their own.
+void SplitRules::splitAttention(Module& module, const Split& split, const Axes& axes) {
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](Op* op) {
+      if (keysName(*op).empty() || op->attrs.word("seq") != split.dim) return;
+      bool isRing = split.how == "ring";
+      if (isRing) op->attrs.set("ring", int64_t{1});
+      for (llvm::StringRef key : {"head", "kv"}) {
+        std::string dim = isRing ? keysName(*op) : op->attrs.word(key);
+        bool isThere = llvm::any_of(rules_, [&](const Rule& rule) {
+          return rule.dim == dim && rule.axes == axes && rule.where == Rule::InAttention;
+        });
+        if (dim.empty() || isThere) continue;
+        rules_.push_back({dim, axes, false, split.loc, Rule::InAttention});
+      }
+    });
 }
 
 // Cuts an axis of the grid into parts that end at these products of ranks: 8 ranks at {4} are 4 x 2.
@@ -118,12 +164,67 @@ void SplitRules::followTokens(const Module& module) {
       size_t last = 0;
       for (const Dim& dim : op->operand(1)->type.dims)
         for (size_t i = 0; i < rules_.size(); ++i)
-          if (rules_[i].dim == dim.name && !rules_[i].weak && !routed_.contains(dim.name)) {
+          if (rules_[i].dim == dim.name && !rules_[i].weak) {
             follows.axes.append(rules_[i].axes.begin(), rules_[i].axes.end());
             last = i;
           }
+      // Axes that tokens are not split over come first: where rows are packed, experts are cut over
+      // these alone, and every other piece of the experts is a part of such a one.
+      for (Rule& rule : rules_)
+        if (rule.dim == rows->over)
+          std::stable_partition(rule.axes.begin(), rule.axes.end(), [&](const Axis& axis) {
+            return !hasAxis(follows.axes, axis.name);
+          });
       if (!follows.axes.empty()) rules_.insert(rules_.begin() + long(last) + 1, follows);
     });
+}
+
+// The rules in the order in which they are asked: the plan's, but for experts. Which row a token has is
+// each rank's own affair, so where rows are packed, they and their tokens come first; elsewhere the
+// experts do, and rows get what they leave. Where experts have no rows, tokens come first (a router's
+// scores), then the experts (their weights).
+std::vector<const SplitRules::Rule*> SplitRules::orderFor(llvm::ArrayRef<Dim> dims,
+                                                          const Op* op) const {
+  bool hasRows = llvm::any_of(dims, [](const Dim& dim) { return dim.isRagged(); });
+  bool hasExperts = llvm::any_of(dims, [&](const Dim& dim) { return experts_.contains(dim.name); });
+  auto isOfRows = [&](const Rule& rule) {
+    if (!hasRows) return hasExperts && tokens_.contains(rule.dim);
+    return llvm::any_of(dims, [&](const Dim& dim) {
+      return dim.isRagged() &&
+             (dim.name == rule.dim || (op && op->has(Packs) && mayShareAxes(*op, dim.name, rule.dim)));
+    });
+  };
+  bool expertsFirst = hasRows && !(op && op->has(Packs));
+  auto rank = [&](const Rule& rule) {
+    if (experts_.contains(rule.dim)) return expertsFirst ? 0 : hasExperts ? 2 : 3;
+    return isOfRows(rule) ? 1 : 3;
+  };
+  std::vector<const Rule*> order;
+  for (const Rule& rule : rules_) order.push_back(&rule);
+  llvm::stable_sort(order, [&](const Rule* a, const Rule* b) { return rank(*a) < rank(*b); });
+  return order;
+}
+
+// Rows that arrive at a rank may be limited to a multiple of its even share.
+void SplitRules::limitRooms(Assignment& assignment, llvm::ArrayRef<Dim> dims) const {
+  for (const Dim& rows : dims) {
+    if (!rows.isRagged()) continue;
+    double room = 0;
+    Axes packed;  // what rows are cut over where they are packed
+    for (const Rule& rule : rules_) {
+      if (rule.dim == rows.over) room = rule.room;
+      if (rule.dim == rows.name) packed = rule.axes;
+    }
+    llvm::ArrayRef<Axis> all = assignment.of(rows.over);
+    Axes own(all.begin(), all.end());
+    llvm::erase_if(own, [&](const Axis& axis) { return hasAxis(packed, axis.name); });
+    bool arrive = llvm::any_of(assignment.of(rows.over),
+                               [&](const Axis& axis) { return hasAxis(packed, axis.name); });
+    if (room <= 0 || !arrive) continue;
+    int64_t ranks = saturatingMul(ranksOver(packed), ranksOver(own));
+    double even = double(rows.all()) / double(ranks);
+    assignment.room.push_back({rows.name, int64_t(std::ceil(room * even))});
+  }
 }
 
 Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly,
@@ -136,27 +237,18 @@ Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool stri
              (entry.first == name || !op || !mayShareAxes(*op, entry.first, name));
     });
   };
-  // Packed rows and their tokens come first, whatever the plan's order: which row a token has is each
-  // rank's own affair, so every op on them must hold them alike.
-  auto isOfRows = [&](const Rule& rule) {
-    return llvm::any_of(dims, [&](const Dim& dim) {
-      return dim.isRagged() &&
-             (dim.name == rule.dim || (op && mayShareAxes(*op, dim.name, rule.dim)));
-    });
-  };
-  std::vector<const Rule*> order;
-  for (bool first : {true, false})
-    for (const Rule& rule : rules_)
-      if (isOfRows(rule) == first) order.push_back(&rule);
-  for (const Rule* next : order) {
+  bool isAttention = op && !keysName(*op).empty();
+  for (const Rule* next : orderFor(dims, op)) {
     const Rule& rule = *next;
     if (rule.weak && (strictOnly || (op && op->has(Packs)))) continue;
+    if (rule.where == Rule::InAttention && !isAttention) continue;
+    if (rule.where == Rule::OutsideAttention && isAttention && rule.dim == op->attrs.word("seq"))
+      continue;
     auto dim = llvm::find_if(dims, [&](const Dim& d) { return d.name == rule.dim; });
     if (dim == dims.end()) continue;
     // A cross-entropy over a split vocabulary is made of parts.
     bool isMadeOfParts = op && op->kind == OpKind::CrossEntropy && rule.dim == op->attrs.word("over");
     if (op && !isMadeOfParts && dimRole(*op, rule.dim) == DimRole::Special) continue;
-    if (op && op->has(Packs) && routed_.contains(rule.dim)) continue;
     Axes axes;
     for (const Axis& axis : rule.axes)
       if (isFree(axis, rule.dim, rule.weak)) axes.push_back(axis);
@@ -168,7 +260,7 @@ Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool stri
   }
   // Names that share axes are cut alike: the kv heads of a piece of the heads are its own only when
   // their axes lead the heads'.
-  if (op && (op->kind == OpKind::Attend || op->kind == OpKind::AttendGrad))
+  if (isAttention)
     for (auto& [name, axes] : assignment.names)
       if (name == op->attrs.word("kv") && name != op->attrs.word("head")) {
         llvm::ArrayRef<Axis> head = assignment.of(op->attrs.word("head"));
@@ -176,6 +268,7 @@ Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool stri
         while (shared < axes.size() && shared < head.size() && axes[shared] == head[shared]) ++shared;
         axes.resize(shared);
       }
+  if (!(op && op->has(Packs))) limitRooms(assignment, dims);
   return assignment;
 }
 

@@ -37,6 +37,28 @@ void Sharder::addShards(Type& type, const Words& stack, llvm::StringRef what) co
   }
 }
 
+// A weight is held by its own names. Experts that no reader wants cut (a router's columns) stay whole.
+Type Sharder::heldAs(const Variable& weight) const {
+  Type type = weight.type.whole();
+  Assignment own = rules_.assign(type);
+  for (auto& [name, axes] : own.names) {
+    if (!rules_.isExpert(name)) continue;
+    bool isCut = false;
+    for (const auto& function : module_.functions)
+      walk(*function->body, [&](const Op* op) {
+        bool reads = op->kind == OpKind::Read && (op->var == &weight || op->var->of == weight.name);
+        if (!reads || function->name == "update") return;
+        for (const Use& use : op->result()->uses()) {
+          if (use.op->results().empty() || use.op->kind == OpKind::Repeat) continue;
+          Type want = rules_.assign(*use.op).operand(*use.op, use.index);
+          isCut |= want.has(name) && want.dims[size_t(want.find(name))].isSplit();
+        }
+      });
+    if (!isCut) axes.clear();
+  }
+  return own.apply(type);
+}
+
 void Sharder::typeVariables() {
   llvm::StringSet<> copied;  // weights that compute in a copy: the weight itself is optimizer state
   for (const auto& var : module_.vars)
@@ -54,7 +76,8 @@ void Sharder::typeVariables() {
       case VarKind::Copy:
       case VarKind::Gradient:
       case VarKind::Moment:
-        type = rules_.assign(type).apply(type);
+        type = heldAs(var->kind == VarKind::Weight ? *var : *module_.findVar(var->of))
+                   .withElem(type.elem);
         addShards(type, var->stack,
                   var->kind == VarKind::Moment || copied.contains(var->name) ? "optimizer"
                   : var->kind == VarKind::Gradient                          ? "gradients"
@@ -72,7 +95,7 @@ Type Sharder::wanted(const Value* value, const Use& use) const {
   if (op.results().empty() || op.kind == OpKind::Repeat)
     return rules_.assign(value->type).apply(value->type);
   Assignment assignment = rules_.assign(op);
-  Type type = assignment.apply(value->type);
+  Type type = assignment.operand(op, use.index);
   if (int(use.index) == offsetsOperand(op))
     for (const Dim& dim : dimsOf(op))
       if (dim.isRagged()) {
@@ -125,8 +148,8 @@ void Sharder::typeSlot(Variable& slot) {
   Type made = held;
   if (const Op* def = value->def(); def && def->kind != OpKind::Repeat && def->kind != OpKind::Read) {
     Assignment assignment = rules_.assign(*def);
-    made = assignment.apply(value->type);
-    if (def->kind == OpKind::Route) made.partial = summedAxes(module_.grid, assignment, made);
+    made = assignment.result(*def, value->index());
+    if (def->has(Packs)) made.partial = summedAxes(module_.grid, assignment, made);
   }
   bool gathersAgain = llvm::is_contained(module_.settings.words("recompute"), "gather");
   bool isGathered = llvm::any_of(value->uses(), [&](const Use& use) {
