@@ -54,6 +54,8 @@ std::vector<Feature> featuresOf(const Op& op) {
       {"dim", words("dim")},
       {"source dim", words("from")},
       {"target dim", words("to")},
+      {"places moved",
+       op.kind == OpKind::Rotate ? std::to_string(op.attrs.integer("by", 1)) : std::string()},
       {"shape", list(sent, [](const Value& v) { return v.type.str(); }) + " to " +
                     list(op.results(), [](const Value& v) { return v.type.str(); })},
       {"tensor", list(op.results(), [](const Value& v) { return v.name; })},

@@ -36,7 +36,9 @@ DimRole dimRole(const Op& op, llvm::StringRef dim) {
     if (way.empty()) return DimRole::Special;
   }
   if (!keysName(op).empty() && dim == keysName(op))
-    return op.isFlag("ring") || op.isFlag("block") ? DimRole::Parallel : DimRole::Special;
+    return op.kind == OpKind::AttendBlock || op.isFlag("ring") || op.isFlag("block")
+               ? DimRole::Parallel
+               : DimRole::Special;
   if (op.kind == OpKind::Concat)
     for (const std::string& part : op.attrs.words("parts"))
       if (part == dim) return DimRole::Special;

@@ -18,6 +18,8 @@ int64_t bytesSent(OpKind kind, int64_t in, int64_t out, int64_t ranks) {
       return saturatingMul(ranks - 1, in);
     case OpKind::AllToAll:
       return saturatingMul(ranks - 1, in / ranks);
+    case OpKind::Rotate:
+      return in;
     default:
       return 0;
   }

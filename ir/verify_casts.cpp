@@ -85,6 +85,25 @@ Error allToAll(const Op& op) {
   return broken("has " + operand.str() + " for " + result.str());
 }
 
+// Pieces of the dim that is cut over just these axes go round their ring.
+Error rotation(const Op& op, unsigned i, const Words& axes) {
+  const Type &operand = op.operand(i)->type, &result = op.result(i)->type;
+  Type wanted = operand;
+  auto dim = llvm::find_if(wanted.dims, [&](const Dim& d) {
+    return d.axes.size() == axes.size() &&
+           std::equal(axes.begin(), axes.end(), d.axes.begin(),
+                      [](const std::string& name, const Axis& axis) { return axis.name == name; });
+  });
+  if (dim == wanted.dims.end())
+    return broken("no dim of " + operand.str() + " is cut over just its axes");
+  int64_t ranks = ranksOver(dim->axes), by = op.attrs.integer("by", 1) % ranks;
+  if (by == 0) return broken("moves every piece to its own rank");
+  dim->moved = (dim->moved + by + ranks) % ranks;
+  return wanted.dims == result.dims
+             ? Error::success()
+             : broken("makes " + wanted.str() + ", not " + result.str());
+}
+
 // wait(started..., sources...): all of one op that was started, in its order.
 Error wait(const Op& op) {
   size_t n = op.results().size();
@@ -114,6 +133,10 @@ Error verifyCast(const Op& op) {
   Words axes = op.attrs.words("axes");
   if (axes.empty()) return broken("has no 'axes'");
   if (op.kind == OpKind::AllToAll) return allToAll(op);
+  if (op.kind == OpKind::Rotate) {
+    for (unsigned i = 0; i < op.operands().size(); ++i) TRY(rotation(op, i, axes));
+    return Error::success();
+  }
   bool cuts = op.kind != OpKind::AllReduce && op.kind != OpKind::OneCopy;
   Words cut = op.kind == OpKind::ShardSlice ? Words{op.attrs.word("dim")} : op.attrs.words("dim");
   if (cuts && cut.size() != op.operands().size()) return broken("names not one 'dim' an operand");

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "ir/broken.h"
+#include "ir/sharding.h"
 #include "llvm/ADT/DenseSet.h"
 
 namespace planc {
@@ -157,6 +158,8 @@ class Shapes {
   Error crossEntropyPart() const;
   Error crossEntropyTotal() const;
   Error attend() const;
+  Error keysPositions() const;
+  Error documents() const;
   Error concat() const;
   Error slice() const;
   Error route() const;
@@ -187,6 +190,10 @@ Error Shapes::elements() const {
   };
   auto isIntOperand = [&](unsigned i) {
     switch (op_.kind) {
+      case OpKind::Attend:
+      case OpKind::AttendBlock:
+      case OpKind::AttendGrad:
+        return i >= unsigned(op_.info().minOperands);  // documents
       case OpKind::Einsum:
         return i == 2;
       case OpKind::Sum:
@@ -228,11 +235,13 @@ Error Shapes::elements() const {
   return Error::success();
 }
 
-// Within one op a name has one size.
+// Within one op a name has one size. The keys' positions are a name of their own.
 Error Shapes::consistent() const {
-  Dims seen;
-  auto check = [&](const Type& type) -> Error {
+  std::string seq = keysName(op_).empty() ? "" : word("seq");
+  Dims named, keys;
+  auto check = [&](const Type& type, bool isOfKeys) -> Error {
     for (const Dim& dim : type.dims) {
+      Dims& seen = isOfKeys && dim.name == seq ? keys : named;
       const Dim* other = findDim(seen, dim.name);
       if (!other) seen.push_back(dim);
       else if (other->size != dim.size)
@@ -244,8 +253,10 @@ Error Shapes::consistent() const {
     }
     return Error::success();
   };
-  for (const Value* value : op_.operands()) TRY(check(value->type));
-  for (const Value* value : op_.results()) TRY(check(value->type));
+  for (unsigned i = 0; i < op_.operands().size(); ++i)
+    TRY(check(op_.operand(i)->type, isOperandOfKeys(op_, i)));
+  for (unsigned i = 0; i < op_.results().size(); ++i)
+    TRY(check(op_.result(i)->type, isResultOfKeys(op_, i)));
   return Error::success();
 }
 
@@ -484,14 +495,59 @@ Error Shapes::attend() const {
   TRY(expectDims("the values", in(2), unite(less(keyRows, {values[0].name}), values)));
   Dims rows = less(in(0), {by});
   Dims result = unite(rows, values);
-  if (op_.kind == OpKind::Attend) {
-    TRY(expectDims("the result", out(0), result));
-    return expectDims("the log-sum-exp", out(1), rows);
+  TRY(keysPositions());
+  TRY(documents());
+  if (op_.kind != OpKind::Attend) {
+    TRY(expectDims("operand 3", in(3), result));
+    TRY(expectDims("operand 4", in(4), rows));
   }
-  TRY(expectDims("operand 3", in(3), result));
-  TRY(expectDims("operand 4", in(4), rows));
-  TRY(expectDims("operand 5", in(5), result));
-  for (unsigned i = 0; i < 3; ++i) TRY(expectDims(("result " + Twine(i)).str(), out(i), in(i)));
+  if (op_.kind == OpKind::AttendGrad) {
+    TRY(expectDims("operand 5", in(5), result));
+    for (unsigned i = 0; i < 3; ++i) TRY(expectDims(("result " + Twine(i)).str(), out(i), in(i)));
+    return Error::success();
+  }
+  TRY(expectDims("the result", out(0), result));
+  TRY(expectDims("the log-sum-exp", out(1), rows));
+  if (op_.kind == OpKind::Attend) return Error::success();
+  // What blocks add up to is rounded once, when all have been.
+  for (unsigned i = 0; i < 2; ++i) {
+    Elem before = op_.operand(3 + i)->type.elem, after = op_.result(i)->type.elem;
+    if (before != after || after == Elem::BF16)
+      return broken("adds to " + name(before) + " and makes " + name(after) +
+                    ", where both must be f32 or f64");
+  }
+  return Error::success();
+}
+
+// Keys have all the queries' positions, or are a rank's block of them, its own or one that came.
+Error Shapes::keysPositions() const {
+  const Dim &queries = *findDim(in(0), word("seq")), &keys = *findDim(in(1), word("seq"));
+  bool isBlock = op_.kind == OpKind::AttendBlock || op_.isFlag("block");
+  if (queries.isMoved()) return broken("its queries are another rank's: " + list({queries}));
+  Dim wanted = splitDim(queries, {});
+  // Ranks with pieces of the same queries' block may share its keys.
+  if ((isBlock || op_.isFlag("ring")) && keys.axes.size() <= queries.axes.size())
+    wanted = splitDim(queries, llvm::ArrayRef<Axis>(queries.axes).take_front(keys.axes.size()));
+  if (isBlock) {
+    wanted.moved = keys.moved;
+    wanted.moves = keys.moves;
+  }
+  if (keys == wanted) return Error::success();
+  return broken("its keys are at " + list({keys}) + ", and its queries at " + list({queries}));
+}
+
+// By position, and by other dims that queries and keys both have.
+Error Shapes::documents() const {
+  unsigned first = unsigned(op_.info().minOperands), count = unsigned(op_.operands().size());
+  if (count == first) return Error::success();
+  if (count == first + 1) return broken("has the documents of its queries and not of its keys");
+  std::string seq = word("seq"), by = word("by"), head = word("head"), kv = word("kv");
+  for (unsigned i : {0u, 1u}) {
+    Dims dims = less(in(i), {by, head, kv}), mine = in(first + i);
+    for (const Dim& dim : less(dims, {seq}))
+      if (!findDim(in(first), dim.name)) dims = less(dims, {dim.name});
+    TRY(expectDims(i == 0 ? "the documents" : "the documents of the keys", mine, dims));
+  }
   return Error::success();
 }
 
@@ -640,6 +696,7 @@ Error Shapes::run() {
     case OpKind::ReduceScatter:
     case OpKind::AllGather:
     case OpKind::AllToAll:
+    case OpKind::Rotate:
     case OpKind::ShardSlice:
     case OpKind::OneCopy:
     case OpKind::Wait:
@@ -688,6 +745,7 @@ Error Shapes::run() {
       return expectDims("the result", out(), in(0));
     }
     case OpKind::Attend:
+    case OpKind::AttendBlock:
     case OpKind::AttendGrad:
       return attend();
     case OpKind::Dropout: {

@@ -90,6 +90,14 @@ llvm::Error Exchange::prepare(const Op& op, const Grid& grid) {
         message.kind = Collective::AllToAll;
         stageBoxes(part, from, to, grid);
         break;
+      case OpKind::Rotate: {
+        int ranks = group_.size(), by = int(op.attrs.integer("by", 1) % ranks);
+        message.kind = Collective::SendReceive;
+        message.count = from.elements();
+        message.to = (group_.position() + by + ranks) % ranks;
+        message.from = (group_.position() - by + ranks) % ranks;
+        break;
+      }
       default:
         return cannot(op, "it is no op between ranks");
     }

@@ -1,6 +1,6 @@
-// The same elements in two tensors, `a` and `b`, as runs that are contiguous in both: how a rank's
-// piece lies in the whole tensor, and what one rank must send to another. All counts and offsets are
-// in elements.
+// The same elements in two tensors, `a` and `b`, as runs that are contiguous in both, in the order of
+// `a`: how a rank's piece lies in the whole tensor, and what one rank must send to another. All counts
+// and offsets are in elements.
 //
 //   f32[model 4, ff 8/tensor] on rank 1 of 2: 4 runs of 4; run i begins at 4 i here, at 8 i + 4 there.
 #pragma once
@@ -24,6 +24,8 @@ class Runs {
  public:
   struct Dim {
     int64_t count, strideA, strideB;
+    // In b, where the first of each index lies, where that is no stride; counts from Run::b.
+    llvm::SmallVector<int64_t, 4> placesB = {};
   };
   // A box of elements whose first lies at these offsets; dims outermost first.
   Runs(llvm::ArrayRef<Dim> dims, Run first);
@@ -69,8 +71,15 @@ class Runs {
   int64_t count_ = 1, length_ = 1;
 };
 
+// A dim that lies in segments, as equal blocks: `size` elements each, block i those from firsts[i] on.
+struct Blocks {
+  int64_t size;
+  llvm::SmallVector<int64_t, 4> firsts;
+};
+Blocks blocksOf(const Segments& segments);
+
 // What exists of a rank's piece of a tensor (its padding does not): a is the piece in the rank's
-// memory, b the whole tensor. `first`: so many of the whole's outermost dim stand in front of all that
+// memory, b the whole tensor, all dims in their own order. `first`: so many of the whole's outermost dim stand in front of all that
 // the type speaks of.
 Runs pieceRuns(const Type& type, const Coordinates& rank, int64_t first = 0);
 // The same of a variable, in the variable of the model.

@@ -147,7 +147,8 @@ llvm::Error Session::fillInputs(const TokenFile& data) {
     Type rows = var->type.without(seq.name);
     int64_t samples = rows.whole().elements();
     // This rank's positions of a window, which is one longer than a sample.
-    int64_t first = here_.offset(seq) + !var->follows.empty(), count = here_.valid(seq);
+    Segments positions = here_.segments(seq);
+    int64_t ahead = var->follows.empty() ? 0 : 1;
     window_.resize(size_t(seq.all()) + 1);
     std::byte* into = interpreter_->data(*var);
     Runs runs = pieceRuns(rows, here_);
@@ -156,7 +157,9 @@ llvm::Error Session::fillInputs(const TokenFile& data) {
         // Samples in order of step, microbatch and place in the batch: no grid changes it.
         uint64_t index = uint64_t(step_) * uint64_t(samples) + uint64_t(sample + i);
         if (llvm::Error error = data.sample(seed_, index, window_)) return error;
-        memcpy(into + (row + i) * seq.size * 4, &window_[size_t(first)], size_t(count) * 4);
+        for (const Segment& segment : positions)
+          memcpy(into + ((row + i) * seq.size + segment.at) * 4,
+                 window_.data() + segment.first + ahead, size_t(segment.count) * 4);
       }
       return llvm::Error::success();
     };

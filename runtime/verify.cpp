@@ -139,6 +139,12 @@ struct Slice {
   bool exists = true;
 };
 
+// Whichever order they lie in.
+bool isShapedAs(const Type& a, const Type& b) {
+  return std::equal(a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(),
+                    [](const Dim& x, const Dim& y) { return x.name == y.name && x.size == y.size; });
+}
+
 Slice sliceOf(const Variable& var, llvm::ArrayRef<int64_t> at, const Coordinates& rank) {
   Slice slice{var.type};
   int64_t number = 0, before = var.piece ? var.piece->first : 0;
@@ -375,7 +381,7 @@ Verifier::Difference Verifier::difference(const Variable& mine, const std::byte*
                                           double scale) const {
   const Variable& one = *with.tensor->var;
   llvm::ArrayRef<int64_t> at = with.tensor->at;
-  if (mine.wholeType().dims != one.type.dims || !mine.type.partial.empty()) return {kInfinity};
+  if (!isShapedAs(mine.wholeType(), one.type) || !mine.type.partial.empty()) return {kInfinity};
   Difference found{0};
   int64_t nonzero = 0;
   auto note = [&](double a, double b, int64_t element) {

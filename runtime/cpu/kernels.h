@@ -23,9 +23,9 @@ using KernelOr = llvm::Expected<std::unique_ptr<Kernel>>;
 
 // What kernels of one device share.
 struct Shared {
-  // Tables of rope by (first position, positions, width, theta): see rope.cpp.
+  // Tables of rope by (positions, width, theta): see rope.cpp.
   template <class T>
-  using Angles = std::map<std::tuple<int64_t, int64_t, int64_t, double>,
+  using Angles = std::map<std::tuple<std::vector<int64_t>, int64_t, double>,
                           std::shared_ptr<const std::vector<T>>>;
 
   explicit Shared(int threads, Coordinates rank = {}) : pool(threads), rank(std::move(rank)) {}

@@ -1,5 +1,5 @@
-// Rotary positions: a row of dim `by` is turned by the angles of its position, counted from where
-// this rank's piece of `seq` begins. Cosines and sines are computed once for all kernels of a device,
+// Rotary positions: a row of dim `by` is turned by the angles of its position in the whole of `seq`,
+// of which this rank may hold a piece. Cosines and sines are computed once for all kernels of a device,
 // in double. Tested by tests/runtime/kernels_test.cpp and split_kernels_test.cpp there.
 #include <cmath>
 
@@ -8,16 +8,25 @@
 namespace planc::cpu {
 namespace {
 
-// For each position from `first` on `width / 2` cosines, then as many sines.
+// The positions in the order in which they lie; padding is at 0.
+std::vector<int64_t> positionsOf(const Dim& seq, const Coordinates& rank) {
+  std::vector<int64_t> positions(size_t(seq.size), 0);
+  for (const Segment& segment : rank.segments(seq))
+    for (int64_t i = 0; i < segment.count; ++i)
+      positions[size_t(segment.at + i)] = segment.first + i;
+  return positions;
+}
+
+// For each position `width / 2` cosines, then as many sines.
 template <class T>
-std::shared_ptr<const std::vector<T>> anglesOf(int64_t first, int64_t positions, int64_t width,
+std::shared_ptr<const std::vector<T>> anglesOf(const std::vector<int64_t>& positions, int64_t width,
                                                double theta, Shared& shared) {
   auto& tables = std::get<Shared::Angles<T>>(shared.angles);
-  auto& table = tables[{first, positions, width, theta}];
+  auto& table = tables[{positions, width, theta}];
   if (table) return table;
   std::vector<T> values;
-  values.reserve(size_t(positions * width));
-  for (int64_t p = first; p < first + positions; ++p) {
+  values.reserve(positions.size() * size_t(width));
+  for (int64_t p : positions) {
     auto angle = [&](int64_t i) {
       return double(p) * std::pow(theta, -2.0 * double(i) / double(width));
     };
@@ -38,11 +47,11 @@ KernelOr prepareRope(const Op& op, Shared& shared) {
   double theta = op.attrs.number("theta", 10000);
   // A tensor of one dim whose offset is the position in this rank's piece.
   Type position{Elem::I32, {{seq, y.size(seq), ""}}};
-  int64_t first = shared.rank.offset(y.dims[size_t(y.find(seq))]);
+  std::vector<int64_t> positions = positionsOf(y.dims[size_t(y.find(seq))], shared.rank);
   Rows rows(y, by, {&x, &y, &position}, shared);
   return withCompute(op, [&](auto zero) -> KernelOr {
     using T = decltype(zero);
-    auto angles = anglesOf<T>(first, y.size(seq), n, theta, shared);
+    auto angles = anglesOf<T>(positions, n, theta, shared);
     return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
       T turn = inverse ? T(-1) : T(1);
       rows.each<T>(shared.pool, [&](const Rows::Row<T>& row) {

@@ -1,5 +1,6 @@
 // Ops between ranks as the interpreter runs them: each rank's result is its piece of what one rank
 // would hold; with `start` and `wait`, in buckets, of padded dims, over several axes.
+#include "ir/traffic.h"
 #include "runtime/interpreter.h"
 #include "tests/runtime/ranks.h"
 #include "tests/unit/temporary.h"
@@ -19,6 +20,7 @@ struct Case {
   OpKind kind;
   Words axes;
   std::vector<std::pair<Type, Type>> parts;  // operand, result
+  int64_t by = 1;                            // rotate
 };
 
 std::vector<Case> cases() {
@@ -116,6 +118,34 @@ std::vector<Case> cases() {
                                      dim(plane, "c", 4), dim(plane, "d", 3)}),
                     type(Elem::F32, {dim(plane, "a", 4, {"data"}), dim(plane, "b", 6),
                                      dim(plane, "c", 4, {"x"}), dim(plane, "d", 3, {"y"})})}}});
+  // Round a ring: one on, two back in a bucket that has come before, padded, over two axes.
+  auto moved = [](Type type, size_t dim, int64_t places) {
+    type.dims[dim].moved = places;
+    return type;
+  };
+  for (Elem elem : {Elem::F32, Elem::BF16, Elem::I32}) {
+    Type k = type(elem, {dim(line, "a", 3), dim(line, "b", 8, {"x"})});
+    Type z = type(elem, {dim(line, "a", 13, {"x"}), dim(line, "b", 5)});
+    k.dims[1].zigzag = 4;
+    list.push_back({"rotate", line, OpKind::Rotate, {"x"}, {{k, moved(k, 1, 1)}}});
+    list.push_back({"rotate_padded", line, OpKind::Rotate, {"x"}, {{z, moved(z, 0, 1)}}});
+    list.push_back({"rotate_back",
+                    line,
+                    OpKind::Rotate,
+                    {"x"},
+                    {{moved(k, 1, 1), moved(k, 1, 3)}, {moved(z, 0, 2), z}},
+                    -2});
+  }
+  Type plaid = type(Elem::F32, {dim(plane, "a", 4, {"data"}), dim(plane, "b", 12, {"y", "x"})});
+  for (int64_t by : {1, 4, -1})
+    list.push_back({"rotate_two_axes",
+                    plane,
+                    OpKind::Rotate,
+                    {"y", "x"},
+                    {{plaid, moved(plaid, 1, (by + 6) % 6)}},
+                    by});
+  Type two = type(Elem::F64, {dim(plane, "a", 4, {"x"})});
+  list.push_back({"rotate_two", plane, OpKind::Rotate, {"x"}, {{two, moved(two, 0, 1)}}});
   return list;
 }
 
@@ -142,6 +172,7 @@ void build(const Case& c, bool isApart, Module& module) {
     results.push_back(out.type);
   }
   Attrs attrs{{"axes", c.axes}};
+  if (c.by != 1) attrs.set("by", c.by);
   if (isApart) attrs.set("start", int64_t{1});
   Op* op = builder.create(c.kind, operands, results, attrs);
   if (isApart) {
@@ -170,7 +201,8 @@ TEST(Exchange, GivesEachRankItsPiece) {
           for (size_t i = 0; i < c.parts.size(); ++i) {
             const Type& type = c.parts[i].first;
             test::fill(type, rank, (*interpreter)->data(*module.findVar("in" + std::to_string(i))),
-                       [&](int64_t e) { return valueOf(e) * factor(type, rank) * double(step); });
+                       [&](int64_t e) { return valueOf(e) * factor(type, rank) * double(step); },
+                       c.kind == OpKind::Rotate ? 0 : -9);  // what travels is sent as it is
           }
           if (llvm::Error error = (*interpreter)->run({"begin", -1}, 0, step)) return error;
           for (size_t i = 0; i < c.parts.size(); ++i) {
@@ -227,6 +259,65 @@ TEST(Exchange, TracesTheWait) {
       EXPECT_HAS(trace.events(), "\"cat\":\"all_reduce\"");
       EXPECT_HAS(trace.events(), "\"cat\":\"wait\"");
       EXPECT_HAS(trace.events(), "\"tid\":" + std::to_string(comm.rank()));
+      return llvm::Error::success();
+    });
+  }
+}
+
+// A ring: in each iteration ranks work with a block while they pass it on; the last iteration does not.
+TEST(Exchange, BlocksTravelRoundARing) {
+  Grid grid{{{"data", 2}, {"x", 3}}};
+  Type block{Elem::F32, {dim(grid, "b", 12, {"x"}), dim(grid, "c", 5)}}, coming = block, moved = block;
+  block.dims[0].zigzag = coming.dims[0].zigzag = moved.dims[0].zigzag = 3;
+  coming.dims[0].moves = moved.dims[0].moves = "ring";
+  moved.dims[0].moved = 1;
+  for (bool isApart : {false, true}) {
+    Module module;
+    module.grid = grid;
+    Builder builder(module.addFunction("begin")->body.get());
+    Variable in, seen;
+    in.name = "in";
+    in.type = block;
+    seen.name = "seen";
+    seen.type = coming;
+    seen.type.dims.insert(seen.type.dims.begin(), Dim{"ring", 3});
+    seen.stack = {"ring"};
+    Value* first = builder.read(module.addVar(in));
+    Op* ring = builder.repeat("ring", 3, false, {first});
+    Builder body(ring->body.get());
+    Value* now = ring->body->args()[0];
+    now->type = coming;
+    Attrs attrs{{"axes", Words{"x"}}, {"unless_last", int64_t{1}}};
+    if (isApart) attrs.set("start", int64_t{1});
+    Op* op = body.create(OpKind::Rotate, {now}, {moved}, attrs);
+    body.write(module.addVar(seen), now);
+    if (isApart)
+      op = body.create(OpKind::Wait, {op->result(), now}, {moved}, {{"unless_last", int64_t{1}}});
+    body.create(OpKind::Yield, {op->result()}, {});
+    test::place(module);
+    auto take = [&](Value* value) {
+      value->place = Place{module.arenaBytes, {}};
+      module.arenaBytes += 64 * (1 + value->type.bytes() / 64);
+    };
+    take(now);
+    ring->result()->place = now->place;
+    test::onGoodRanks(grid.ranks(), [&](Communicator& comm) -> llvm::Error {
+      Coordinates rank(grid, comm.rank());
+      auto device = makeCpuDevice(1, rank);
+      auto interpreter = Interpreter::create(module, *device, &comm);
+      if (!interpreter) return interpreter.takeError();
+      test::fill(block, rank, (*interpreter)->data(*module.findVar("in")), valueOf);
+      int64_t before = comm.bytesSent();
+      if (llvm::Error error = (*interpreter)->run({"begin", -1}, 0, 1)) return error;
+      for (int64_t i = 0; i < 3; ++i) {
+        Type then = block;
+        then.dims[0].moved = i;
+        test::expectPiece(then, rank,
+                          (*interpreter)->data(*module.findVar("seen")) + i * block.bytes(),
+                          valueOf, "iteration " + std::to_string(i));
+      }
+      EXPECT_EQ(comm.bytesSent() - before, 2 * block.bytes());
+      EXPECT_EQ(bytesSent(*ring->body->ops[0]), block.bytes());
       return llvm::Error::success();
     });
   }

@@ -66,10 +66,10 @@ inline void place(Module& module) {
     });
 }
 
-// Sets a rank's piece of a variable, padding too, element by element of the whole; -9 in padding.
+// Sets a rank's piece of a variable, padding too, element by element of the whole.
 template <class F>
-void fill(const Type& type, const Coordinates& rank, void* data, F&& value) {
-  for (int64_t i = 0; i < type.elements(); ++i) store(type.elem, data, i, -9);
+void fill(const Type& type, const Coordinates& rank, void* data, F&& value, double padding = -9) {
+  for (int64_t i = 0; i < type.elements(); ++i) store(type.elem, data, i, padding);
   Runs runs = pieceRuns(type, rank);
   runs.forEach(0, runs.elements(), [&](int64_t a, int64_t b, int64_t count) {
     for (int64_t i = 0; i < count; ++i) store(type.elem, data, a + i, value(b + i));

@@ -21,7 +21,15 @@ TEST(Session, InputsArePiecesOfTheSameSamples) {
   std::string bytes(500, '\0');
   std::iota(bytes.begin(), bytes.end(), char(0));
   std::string path = folder.write("data.txt", bytes);
-  for (bool isSeqSplit : {false, true}) {
+  struct Positions {
+    int64_t size;
+    Words axes;
+    int64_t zigzag;
+  };
+  for (const auto& [size, axes, zigzag] :
+       {Positions{9, {}, 0}, {9, {"x"}, 0}, {12, {}, 3}, {12, {"x"}, 3}, {12, {"x"}, 1}}) {
+    Dim seq = dim(kGrid, "seq", size, axes);
+    seq.zigzag = zigzag;
     Module module;
     module.grid = kGrid;
     module.settings.set("seed", int64_t{5});
@@ -33,7 +41,7 @@ TEST(Session, InputsArePiecesOfTheSameSamples) {
       if (var.name == "targets") var.follows = "tokens";
       var.type = {Elem::I32,
                   {dim(kGrid, "microbatch", 2), dim(kGrid, "batch", 4, {"data"}),
-                   dim(kGrid, "seq", 9, isSeqSplit ? Words{"x"} : Words{})}};
+                   seq}};
       module.addVar(var);
     }
     Variable number;
@@ -42,14 +50,14 @@ TEST(Session, InputsArePiecesOfTheSameSamples) {
     number.type = {Elem::I32, {}};
     module.addVar(number);
     test::place(module);
-    test::onGoodRanks(6, [&](Communicator& comm) -> llvm::Error {
+    test::onGoodRanks(6, [&, size = size](Communicator& comm) -> llvm::Error {
       Coordinates rank(kGrid, comm.rank());
       auto data = TokenFile::open(path);
       auto device = makeCpuDevice(1, rank);
       auto session = Session::create(module, *device, comm);
       if (!data || !session) return joinErrors(data.takeError(), session.takeError());
-      EXPECT_EQ((*session)->tokensPerStep(), 2 * 4 * 9);
-      EXPECT_EQ((*session)->positions(), 9);
+      EXPECT_EQ((*session)->tokensPerStep(), 2 * 4 * size);
+      EXPECT_EQ((*session)->positions(), size);
       for (int64_t step = 0; step < 3; ++step) {
         auto record = (*session)->step(*data);
         if (!record) return record.takeError();
@@ -59,8 +67,8 @@ TEST(Session, InputsArePiecesOfTheSameSamples) {
           test::expectPiece(
               var.type, rank, (*session)->interpreter().data(var),
               [&](int64_t e) {
-                int64_t start = windowOffset(5, uint64_t(step * 8 + e / 9), 500, 9);
-                return double((start + e % 9 + !var.follows.empty()) % 256);
+                int64_t start = windowOffset(5, uint64_t(step * 8 + e / size), 500, size);
+                return double((start + e % size + !var.follows.empty()) % 256);
               },
               name);
         }
@@ -80,7 +88,9 @@ TEST(Session, AssemblesPiecesAndPartialSums) {
       {Elem::F64, {dim(kGrid, "a", 4, {"data"})}, test::axes(kGrid, {"x"})},
       {Elem::I32, {dim(kGrid, "a", 4)}, test::axes(kGrid, {"data", "x"})},
       {Elem::F32, {dim(kGrid, "a", 4)}, test::axes(kGrid, {"data"})},
+      {Elem::F32, {dim(kGrid, "b", 2), dim(kGrid, "a", 12, {"x"})}, test::axes(kGrid, {"data"})},
   };
+  types.back().dims[1].zigzag = 3;
   for (const Type& type : types) {
     test::onGoodRanks(6, [&](Communicator& comm) -> llvm::Error {
       Coordinates rank(kGrid, comm.rank());
@@ -94,9 +104,11 @@ TEST(Session, AssemblesPiecesAndPartialSums) {
       if (!whole) return whole.takeError();
       EXPECT_EQ(whole->empty(), comm.rank() != 0);
       int64_t n = ranksOver(type.partial);
+      Type inOrder = type.whole();
+      for (Dim& dim : inOrder.dims) dim.zigzag = 0;
       if (comm.rank() == 0)
         test::expectPiece(
-            type.whole(), {}, whole->data(),
+            inOrder, {}, whole->data(),
             [&](int64_t e) { return double(e + 1) * double(n * (n + 1) / 2); }, "whole");
       return llvm::Error::success();
     });

@@ -37,6 +37,7 @@ Axes parseAxes(llvm::StringRef text, const Grid& grid) {
 }
 
 // "f[batch 4/d, vocab 17/x.t] partial(t)": f is f64, i is i32; axes that the grid lacks split nothing.
+// "seq 16/x:4+1": in zigzag order of 4 ranks, moved by one.
 Type parseType(llvm::StringRef text, const Grid& grid) {
   Type type{text[0] == 'i' ? Elem::I32 : Elem::F64};
   llvm::SmallVector<llvm::StringRef, 6> parts;
@@ -44,8 +45,13 @@ Type parseType(llvm::StringRef text, const Grid& grid) {
   dims.split(parts, ',', -1, false);
   for (llvm::StringRef part : parts) {
     auto [name, size] = part.trim().split(' ');
-    auto [count, axes] = size.split('/');
-    type.dims.push_back(splitDim({name.str(), std::stoll(count.str())}, parseAxes(axes, grid)));
+    auto [held, moved] = size.split('+');
+    auto [cut, zigzag] = held.split(':');
+    auto [count, axes] = cut.split('/');
+    Dim dim{name.str(), std::stoll(count.str())};
+    if (!zigzag.empty()) dim.zigzag = std::stoll(zigzag.str());
+    type.dims.push_back(splitDim(dim, parseAxes(axes, grid)));
+    if (!moved.empty()) type.dims.back().moved = std::stoll(moved.str());
   }
   if (partial.consume_front(" partial(")) type.partial = parseAxes(partial.drop_back(), grid);
   return type;
@@ -57,8 +63,11 @@ int64_t wholeIndex(const Type& type, const Coordinates& rank, int64_t local) {
   for (const Dim& dim : llvm::reverse(type.dims)) {
     int64_t at = local % dim.size;
     local /= dim.size;
-    if (at >= rank.valid(dim)) return -1;
-    index += (rank.offset(dim) + at) * stride;
+    int64_t found = -1;
+    for (const Segment& s : rank.segments(dim))
+      if (at >= s.at && at < s.at + s.count) found = s.first + at - s.at;
+    if (found < 0) return -1;
+    index += found * stride;
     stride *= dim.all();
   }
   return index;
@@ -172,6 +181,34 @@ std::vector<Case> cases() {
        {"t 2", "d 2, t 3"},
        0,
        true,
+       0},
+      {"rope_zigzag",
+       K::Rope,
+       {"f[b 2, s 48/x.t:4, h 3, w 8]"},
+       {"f[b 2, s 48/x.t:4, h 3, w 8]"},
+       rope,
+       {},
+       kGrids,
+       0,
+       true},
+      {"dropout_zigzag",
+       K::Dropout,
+       {"f[b 4/d, s 48/x.t:4, m 7]"},
+       {"f[b 4/d, s 48/x.t:4, m 7]"},
+       drop,
+       {},
+       {"", "t 2", "t 4", "t 8", "x 2, t 2", "t 3", "d 2, t 4"},
+       0,
+       true},
+      {"dropout_zigzag_last",
+       K::Dropout,
+       {"f[m 5/d, s 24/t:3]"},
+       {"f[m 5/d, s 24/t:3]"},
+       drop,
+       {},
+       {"", "t 3", "d 2, t 6", "t 8"},
+       0,
+       false,
        0},
       {"dropout",
        K::Dropout,
@@ -379,9 +416,13 @@ Array randomValues(const Type& type, llvm::StringRef fill, uint64_t seed) {
   return values;
 }
 
+// On one rank, in order.
 std::vector<Type> wholeTypes(const std::vector<Type>& types) {
   std::vector<Type> whole;
-  for (const Type& type : types) whole.push_back(type.whole());
+  for (const Type& type : types) {
+    whole.push_back(type.whole());
+    for (Dim& dim : whole.back().dims) dim.zigzag = 0;
+  }
   return whole;
 }
 

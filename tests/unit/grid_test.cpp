@@ -77,6 +77,32 @@ TEST(Grid, PiecesHoldEachElement) {
     }
 }
 
+// Blocks 0, 2c-1, 1, 2c-2, ... behind each other, and what ranks hold of them.
+TEST(Grid, SegmentsOfAPiece) {
+  auto segments = [](Dim dim, int64_t rank, int64_t iteration = 0) {
+    return Coordinates(kGrid, rank).segments(dim, iteration);
+  };
+  EXPECT_EQ(segments(splitDim({"d", 17}, axesOf({"seq"})), 2), (Segments{{0, 12, 5}}));
+  Dim zigzag{"d", 24};
+  zigzag.zigzag = 3;
+  EXPECT_EQ(segments(zigzag, 0),
+            (Segments{{0, 0, 4}, {4, 20, 4}, {8, 4, 4}, {12, 16, 4}, {16, 8, 8}}));
+  Dim cut = splitDim(zigzag, axesOf({"seq"}));
+  EXPECT_EQ(segments(cut, 0), (Segments{{0, 0, 4}, {4, 20, 4}}));
+  EXPECT_EQ(segments(cut, 1), (Segments{{0, 4, 4}, {4, 16, 4}}));
+  EXPECT_EQ(segments(cut, 2), (Segments{{0, 8, 8}}));
+  // Half a piece, and a sixth, which begins inside a block.
+  EXPECT_EQ(segments(splitDim(zigzag, axesOf({"seq", "data"})), 13), (Segments{{0, 16, 4}}));
+  EXPECT_EQ(segments(splitDim(zigzag, axesOf({"seq", "tensor"})), 10), (Segments{{0, 18, 2}}));
+  EXPECT_EQ(segments(splitDim(zigzag, axesOf({"tensor"})), 3), (Segments{{0, 22, 2}, {2, 4, 4}}));
+  // Another rank's: of the one before, and of one more before it in each iteration.
+  cut.moved = 1;
+  EXPECT_EQ(segments(cut, 1), (Segments{{0, 0, 4}, {4, 20, 4}}));
+  cut.moves = "ring";
+  EXPECT_EQ(segments(cut, 1, 1), (Segments{{0, 8, 8}}));
+  EXPECT_EQ(segments(cut, 1, 5), (Segments{{0, 4, 4}, {4, 16, 4}}));
+}
+
 TEST(Grid, OneRankWithoutAxes) {
   Coordinates rank;
   EXPECT_EQ(Grid().ranks(), 1);

@@ -16,6 +16,12 @@ Dim dim(const char* name, int64_t whole, std::vector<const char*> axes = {}) {
   return splitDim({name, whole}, list);
 }
 
+Dim zigzag(int64_t ranks, Dim dim, int64_t moved = 0) {
+  dim.zigzag = ranks;
+  dim.moved = moved;
+  return dim;
+}
+
 const Type kTypes[] = {
     {Elem::F32, {}},
     {Elem::F32, {dim("a", 5)}},
@@ -27,7 +33,20 @@ const Type kTypes[] = {
     {Elem::F32, {dim("a", 17, {"tensor"}), dim("b", 2)}},
     {Elem::F32, {dim("b", 2), dim("a", 17, {"data", "tensor"})}},
     {Elem::F32, {dim("a", 2, {"tensor"}), dim("b", 3)}},
+    {Elem::F32, {zigzag(3, dim("a", 24))}},
+    {Elem::F32, {dim("b", 2), zigzag(4, dim("a", 24, {"tensor"})), dim("c", 5)}},
+    {Elem::F32, {zigzag(2, dim("a", 12, {"data"}), 1), zigzag(3, dim("c", 12, {"seq"}))}},
+    {Elem::F32, {dim("b", 2), zigzag(3, dim("a", 24, {"seq", "tensor"})), dim("c", 3)}},
+    {Elem::F32, {zigzag(4, dim("a", 24, {"seq"})), dim("c", 3)}},
 };
+
+// Where the element that lies at `index` of a dim stands in the dim's own order.
+int64_t inOrder(const Dim& dim, int64_t index) {
+  if (dim.zigzag == 0) return index;
+  int64_t size = dim.all() / (2 * dim.zigzag), block = index / size;
+  int64_t first = block % 2 == 0 ? block / 2 : 2 * dim.zigzag - 1 - block / 2;
+  return first * size + index % size;
+}
 
 // Where each element of a rank's memory lies in the whole tensor.
 std::map<int64_t, int64_t> byHand(const Type& type, const Coordinates& rank) {
@@ -37,10 +56,11 @@ std::map<int64_t, int64_t> byHand(const Type& type, const Coordinates& rank) {
     bool exists = true;
     for (size_t i = type.dims.size(); i-- > 0;) {
       const Dim& dim = type.dims[i];
-      int64_t index = rank.index(dim.axes) * dim.size + rest % dim.size;
+      int64_t ranks = ranksOver(dim.axes);
+      int64_t index = (rank.index(dim.axes) + ranks - dim.moved) % ranks * dim.size + rest % dim.size;
       rest /= dim.size;
       exists &= index < dim.all();
-      b += index * stride;
+      b += inOrder(dim, index) * stride;
       stride *= dim.all();
     }
     if (exists) places[a] = b;
@@ -75,6 +95,9 @@ TEST(Runs, AreAsLongAsCanBe) {
   EXPECT_EQ(length(kTypes[3]), 12);  // split outermost: one run
   EXPECT_EQ(length(kTypes[4]), 3);
   EXPECT_EQ(length(kTypes[5]), 9);
+  EXPECT_EQ(length(kTypes[10]), 4);   // blocks of 4, the last two neighbours
+  EXPECT_EQ(length(kTypes[11]), 15);  // blocks of 3
+  EXPECT_EQ(pieceRuns(kTypes[11], Coordinates(kGrid, 3)).length(), 30);  // its blocks are neighbours
 }
 
 TEST(Runs, PartsAreTheWhole) {

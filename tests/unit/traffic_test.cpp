@@ -82,8 +82,9 @@ TEST(Traffic, AxesTogetherAndInParts) {
   EXPECT_EQ(add(OpKind::AllToAll, {x}, {"rest"}), 240 * 2 / 3);
   EXPECT_EQ(add(OpKind::AllReduce, {x, y}, {"data"}), 2 * 240);
   EXPECT_EQ(add(OpKind::AllReduce, {x}, {}), 0);
+  EXPECT_EQ(add(OpKind::Rotate, {x, y}, {"rest"}), 2 * 240);
   Traffic traffic = trafficOf(module);
-  EXPECT_EQ(traffic.total(std::nullopt, "tensor"), (Total{2, 440 + 160}));
+  EXPECT_EQ(traffic.total(std::nullopt, "tensor"), (Total{3, 440 + 160 + 480}));
   EXPECT_EQ(traffic.total(std::nullopt, "kv"), (Total{1, 440}));
   EXPECT_EQ(traffic.total(OpKind::AllReduce, "data"), (Total{2, 440 + 480}));
 }

@@ -32,7 +32,27 @@ constexpr Read kReads[] = {
     {"k4", "f32[s 6, g 4/t, u 2]"},
     {"k1", "f32[s 6, g 1, u 2]"},
     {"rows", "f32[e 8, r 8~e, m 2] partial(t)"},
+    {"qs", "f32[n 5, s 16/t.x:zigzag8, h 4, u 2]"},
+    {"ks", "f32[n 5, s 16/t.x:zigzag8, g 2, u 2]"},
+    {"kall", "f32[n 5, s 16:zigzag8, g 2, u 2]"},
+    {"kthree", "f32[n 5, s 16/t.x:zigzag8+3, g 2, u 2]"},
+    {"kouter", "f32[n 5, s 16/t:zigzag8+1, g 2, u 2]"},
+    {"kinner", "f32[n 5, s 16/x:zigzag8, g 2, u 2]"},
+    {"kplain", "f32[n 5, s 16/t.x, g 2, u 2]"},
+    {"aq", "f32[n 5, s 16/t.x:zigzag8, h 4, u 2]"},
+    {"lse", "f32[n 5, s 16/t.x:zigzag8, h 4]"},
+    {"bf", "bf16[n 5, s 16/t.x:zigzag8, h 4, u 2]"},
+    {"docs", "i32[n 5, s 16/t.x:zigzag8]"},
+    {"docs_all", "i32[n 5, s 16:zigzag8]"},
+    {"docs_three", "i32[n 5, s 16/t.x:zigzag8+3]"},
+    {"docs_short", "i32[s 16:zigzag8]"},
 };
+
+#define ATTEND "{seq = s, by = u, head = h, kv = g} : "
+#define BLOCK "{seq = s, by = u, head = h, kv = g, block = 1} : "
+#define A "f32[n 5, s 16/t.x:zigzag8, h 4, u 2]"
+#define LSE "f32[n 5, s 16/t.x:zigzag8, h 4]"
+#define KEYS(MOVED) "f32[n 5, s 16/t.x:zigzag8" MOVED ", g 2, u 2]"
 
 const Shaped kCases[] = {
     // all_reduce.
@@ -143,6 +163,59 @@ const Shaped kCases[] = {
     {"%a, %l = attend(%q, %k4, %k4) {seq = s, by = u, head = h, kv = g} : f32[s 6, h 8/x.t, u "
      "2], f32[s 6, h 8/x.t]",
      "cut otherwise than its heads: [g 4/t] for [h 8/x.t]"},
+
+    // Queries that are cut, and whole keys or a block of them.
+    {"%r, %l = attend(%qs, %kall, %kall) " ATTEND A ", " LSE},
+    {"%r, %l = attend(%qs, %ks, %ks) {seq = s, by = u, head = h, kv = g, ring = 1} : " A ", " LSE},
+    {"%r, %l = attend(%qs, %ks, %ks) " ATTEND A ", " LSE,
+     "its keys are at [s 16/t.x:zigzag8], and its queries at [s 16/t.x:zigzag8]"},
+    {"%r, %l = attend(%qs, %kthree, %kthree) {seq = s, by = u, head = h, kv = g, ring = 1} : " A
+     ", " LSE,
+     "its keys are at [s 16/t.x:zigzag8+3]"},
+    {"%r, %l = attend_block(%qs, %ks, %ks, %aq, %lse) " ATTEND A ", " LSE},
+    {"%r, %l = attend_block(%qs, %kthree, %kthree, %aq, %lse) " ATTEND A ", " LSE},
+    {"%r, %l = attend_block(%qs, %kouter, %kouter, %aq, %lse) " ATTEND A ", " LSE},
+    {"%r, %l = attend_block(%qs, %kinner, %kinner, %aq, %lse) " ATTEND A ", " LSE,
+     "its keys are at [s 16/x:zigzag8]"},
+    {"%r, %l = attend_block(%qs, %kplain, %kplain, %aq, %lse) " ATTEND A ", " LSE,
+     "its keys are at [s 16/t.x]"},
+    {"%r, %l = attend_block(%qs, %ks, %kthree, %aq, %lse) " ATTEND A ", " LSE,
+     "dim 's' is held as [s 16/t.x:zigzag8] and [s 16/t.x:zigzag8+3]"},
+    {"%r, %l = attend_block(%kthree, %kthree, %kthree, %kthree, %kthree) {seq = s, by = u} : "
+     KEYS("+3") ", " KEYS("+3"),
+     "its queries are another rank's: [s 16/t.x:zigzag8+3]"},
+    {"%r, %l = attend_block(%qs, %ks, %ks, %lse, %lse) " ATTEND A ", " LSE, "operand 3 has dims"},
+    {"%r, %l = attend_block(%qs, %ks, %ks, %bf, %lse) " ATTEND A ", " LSE,
+     "adds to bf16 and makes f32"},
+    {"%r, %l = attend_block(%qs, %ks, %ks, %aq, %lse) " ATTEND A ", f64[n 5, s 16/t.x:zigzag8, h 4]",
+     "adds to f32 and makes f64"},
+    {"%p, %d, %e = attend_grad(%qs, %kthree, %kthree, %bf, %lse, %bf) " BLOCK A ", " KEYS("+3") ", "
+     KEYS("+3")},
+    {"%p, %d, %e = attend_grad(%qs, %kthree, %kthree, %bf, %lse, %bf) " BLOCK A ", " KEYS("") ", "
+     KEYS("+3"),
+     "dim 's' is held as [s 16/t.x:zigzag8+3] and [s 16/t.x:zigzag8]"},
+    {"%r, %l = attend(%qs, %kall, %kall, %docs, %docs_all) " ATTEND A ", " LSE},
+    {"%r, %l = attend_block(%qs, %kthree, %kthree, %aq, %lse, %docs, %docs_three) " ATTEND A
+     ", " LSE},
+    {"%r, %l = attend(%qs, %kall, %kall, %docs_all) " ATTEND A ", " LSE,
+     "has the documents of its queries and not of its keys"},
+    {"%r, %l = attend(%qs, %kall, %kall, %docs, %docs_short) " ATTEND A ", " LSE,
+     "the documents of the keys has dims [s 16:zigzag8], not [n 5, s 16:zigzag8]"},
+    {"%r, %l = attend(%qs, %kall, %kall, %lse, %docs_all) " ATTEND A ", " LSE,
+     "operand 3 must hold i32"},
+
+    // rotate.
+    {"%y = rotate(%ks) {axes = [t, x]} : " KEYS("+1")},
+    {"%y, %d = rotate(%kthree, %docs) {axes = [t, x], by = -4} : " KEYS("+7")
+     ", i32[n 5, s 16/t.x:zigzag8+4]"},
+    {"%y = rotate(%kthree) {axes = [t, x], by = 5} : " KEYS("")},
+    {"%s = rotate(%ks) {axes = [t, x], start = 1} : " KEYS("+1") "\n%y = wait(%s, %ks) : "
+     KEYS("+1")},
+    {"%y = rotate(%ks) {axes = [t, x]} : " KEYS("+2"),
+     "makes f32[n 5, s 16/t.x:zigzag8+1, g 2, u 2], not f32[n 5, s 16/t.x:zigzag8+2, g 2, u 2]"},
+    {"%y = rotate(%ks) {axes = [t]} : " KEYS("+1"), "is cut over just its axes"},
+    {"%y = rotate(%ks) {axes = [x, t]} : " KEYS("+1"), "is cut over just its axes"},
+    {"%y = rotate(%ks) {axes = [t, x], by = 16} : " KEYS(""), "moves every piece to its own rank"},
 };
 
 TEST(VerifyCasts, EachRule) {
