@@ -45,10 +45,13 @@ std::vector<Feature> featuresOf(const Op& op) {
         {"in the last iteration", op.isUnlessLast() ? "left out" : "run"},
         {"place in the plan", placeInPlan(op)},
     };
+  // How many rows go where, each rank knows when it runs; alike is what there is room for.
+  bool isRows = op.kind == OpKind::ExchangeRows;
   return {
       {"kind", op.info().text.str()},
       {"element type", list(sent, [](const Value& v) { return name(v.type.elem).str(); })},
-      {"count", list(sent, [](const Value& v) { return std::to_string(v.type.elements()); })},
+      {"way", op.isFlag("home") ? "home" : ""},
+      {isRows ? "room" : "count", list(sent, [](const Value& v) { return std::to_string(v.type.elements()); })},
       {"reduction", reduction.empty() ? "sum" : reduction},
       {"order of axes", words("axes")},
       {"dim", words("dim")},

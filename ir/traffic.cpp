@@ -77,6 +77,10 @@ int64_t bytesSent(const Op& collective) {
     ranks = ranks / groupAxes(collective)[0].size * int64_t(among);
   if (collective.kind == OpKind::Send)
     for (const Value* sent : collective.operands()) bytes = saturatingAdd(bytes, sent->type.bytes());
+  // How many rows leave is known at run time only: no more than the tokens' side has, and on average no
+  // more come home.
+  if (collective.kind == OpKind::ExchangeRows)
+    return (collective.isFlag("home") ? collective.result() : collective.operand(0))->type.bytes();
   for (auto [in, out] : llvm::zip(collective.operands(), collective.results()))
     bytes = saturatingAdd(bytes,
                           bytesSent(collective.kind, in->type.bytes(), out->type.bytes(), ranks));

@@ -1,7 +1,8 @@
 // What a rank sends in a step: counted, not measured. The field's convention, for n ranks:
 // all-reduce 2(n-1)/n of the tensor; reduce-scatter and all-gather (n-1)/n of the larger side;
-// all-to-all (n-1)/n of the tensor; what is sent to another stage, or round a ring, as it is.
-// `Communicator::bytesSent` counts the same at run time.
+// all-to-all (n-1)/n of the tensor; what is sent to another stage, or round a ring, as it is. Rows to
+// experts: all that the tokens' side has, though fewer may leave. `Communicator::bytesSent` counts the
+// same at run time.
 #pragma once
 
 #include <optional>

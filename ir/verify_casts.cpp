@@ -104,19 +104,53 @@ Error rotation(const Op& op, unsigned i, const Words& axes) {
              : broken("makes " + wanted.str() + ", not " + result.str());
 }
 
+// exchange_rows(rows, counts, counts there) -> rows, spare: the side of the tokens has rows of all
+// experts, the other those of the rank's own. Which axes cut the rows is the rule of sharding.
+Error exchangeRows(const Op& op, const Words& axes) {
+  bool isHome = op.isFlag("home");
+  const Type &rows = op.operand(0)->type, &result = op.result()->type;
+  const Type &all = isHome ? result : rows, &own = isHome ? rows : result;
+  for (const Type* type : {&all, &own})
+    if (type->dims.size() < 2 || type->dims[1].over != type->dims[0].name)
+      return broken("packed rows must start with [expert, slot~expert, ...]: " + type->str());
+  auto rest = [](const Type& type) { return llvm::ArrayRef<Dim>(type.dims).drop_front(2); };
+  if (rows.elem != result.elem || rest(rows) != rest(result) ||
+      all.dims[1].name != own.dims[1].name)
+    return broken("has " + rows.str() + " for " + result.str());
+  if (op.result(1)->type.elem != own.elem || op.result(1)->type.dims != own.dims)
+    return broken("the spare room is " + op.result(1)->type.str() + ", not that of the own " +
+                  "experts' rows: " + own.str());
+  TRY(expectFiner(all.dims[0], own.dims[0], axes));
+  if (own.dims[0].isPadded() || !fills(all.dims[0], own.dims[0]))
+    return broken("its experts are cut into unequal pieces: " + own.str());
+  auto counts = [&](unsigned operand, const Dim& experts, bool isCut) -> Error {
+    const Type& type = op.operand(operand)->type;
+    Axes ranks(own.dims[0].axes.end() - ptrdiff_t(axes.size()), own.dims[0].axes.end());
+    Dim part{type.dims.empty() ? "" : type.dims[0].name, ranksOver(ranks)};
+    if (isCut) part = splitDim(part, ranks);
+    Type wanted{Elem::I32, {part, experts}};
+    if (type.elem == wanted.elem && type.dims == wanted.dims) return Error::success();
+    return broken("operand " + Twine(operand) + " is " + type.str() + ", not counts like " +
+                  wanted.str());
+  };
+  TRY(counts(isHome ? 2 : 1, all.dims[0], true));
+  return counts(isHome ? 1 : 2, own.dims[0], false);
+}
+
 // wait(started..., sources...): all of one op that was started, in its order.
 Error wait(const Op& op) {
   size_t n = op.results().size();
-  const Op* started = n > 0 && op.operands().size() == 2 * n ? op.operand(0)->def() : nullptr;
+  const Op* started = n > 0 && op.operands().size() > n ? op.operand(0)->def() : nullptr;
   if (!started || !started->has(Comm) || started->kind == OpKind::Wait ||
-      !started->isFlag("start") || started->results().size() != n)
+      !started->isFlag("start") || started->results().size() != n ||
+      op.operands().size() != n + started->operands().size())
     return broken("must take the results of one started collective, then its operands");
-  for (unsigned i = 0; i < n; ++i) {
-    if (op.operand(i) != started->result(i) || op.operand(unsigned(n) + i) != started->operand(i))
+  for (unsigned i = 0; i < op.operands().size(); ++i)
+    if (op.operand(i) != (i < n ? started->result(i) : started->operand(i - unsigned(n))))
       return broken("takes other values than those of the collective, in its order");
+  for (unsigned i = 0; i < n; ++i)
     if (op.result(i)->type != started->result(i)->type)
       return broken("result " + Twine(i) + " is not of the type that was started");
-  }
   return Error::success();
 }
 
@@ -124,6 +158,10 @@ Error wait(const Op& op) {
 
 Error verifyCast(const Op& op) {
   if (op.kind == OpKind::Wait) return wait(op);
+  if (op.kind == OpKind::ExchangeRows) {
+    Words axes = op.attrs.words("axes");
+    return axes.empty() ? broken("has no 'axes'") : exchangeRows(op, axes);
+  }
   if (op.results().size() != op.operands().size())
     return broken("has " + Twine(op.results().size()) + " results for " +
                   Twine(op.operands().size()) + " operands");

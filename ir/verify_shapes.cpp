@@ -124,6 +124,10 @@ Error expectElem(StringRef what, const Type& type, bool isInt) {
   return broken(what + (isInt ? " must hold i32" : " must hold floating-point numbers"));
 }
 
+bool isOffsetsOfRoute(const Value* from) {
+  return from && from->def()->kind == OpKind::Route && from->index() == 3;
+}
+
 #define TRY(expression) \
   if (Error error = (expression)) return error
 
@@ -166,6 +170,9 @@ class Shapes {
   Error routeGrad() const;
   Error dispatch() const;
   Error combine() const;
+  Error rowCounts() const;
+  Error rowOffsets() const;
+  Error counted(unsigned operand) const;
   Error optimizer() const;
 
   const Op& op_;
@@ -207,6 +214,8 @@ Error Shapes::elements() const {
       case OpKind::LookupGrad:
       case OpKind::CountValid:
       case OpKind::LearningRate:
+      case OpKind::RowCounts:
+      case OpKind::RowOffsets:
         return i == 0;
       case OpKind::CrossEntropy:
       case OpKind::CrossEntropyGrad:
@@ -225,7 +234,8 @@ Error Shapes::elements() const {
     }
   };
   auto isIntResult = [&](unsigned i) {
-    return op_.kind == OpKind::CountValid ||
+    return op_.kind == OpKind::CountValid || op_.kind == OpKind::RowCounts ||
+           op_.kind == OpKind::RowOffsets ||
            (op_.kind == OpKind::Route && (i == 0 || i == 2 || i == 3));
   };
   if (op_.var && !isFloat(op_.var->type.elem)) return broken("accumulates into integers");
@@ -294,12 +304,14 @@ Error Shapes::routed(unsigned row, int offsets, const Dims& ragged) const {
 
 Error Shapes::offsetsOf(unsigned operand, const Type& ragged) const {
   const Value* from = sources_.source(op_.operand(operand));
-  if (!from || from->def()->kind != OpKind::Route || from->index() != 3)
-    return broken("offsets must come from a route");
+  bool isExchanged = from && from->def()->kind == OpKind::RowOffsets;
+  if (!isExchanged && !isOffsetsOfRoute(from)) return broken("offsets must come from a route");
   const Type& type = from->type;
   if (type.dims.size() != 1 || type.dims[0].size != ragged.dims[0].size + 1)
     return broken("offsets have dims " + list(type.dims) + " for " + Twine(ragged.dims[0].size) +
                   " groups");
+  // Whether there is room for rows that ranks send each other is known only when they come.
+  if (isExchanged) return Error::success();
   const Op& route = *from->def();
   if (!route.operand(0)->type.has(route.attrs.word("over")) ||
       ragged.dims[1].size < routedRows(route.operand(0)->type, route.attrs))
@@ -662,6 +674,39 @@ Error Shapes::combine() const {
   return expectDims("result 1", out(1), in(gate));
 }
 
+// Counts are by part (absent where nothing is to be told apart) and by expert.
+Error Shapes::rowCounts() const {
+  const Value* from = sources_.source(op_.operand(0));
+  if (!isOffsetsOfRoute(from)) return broken("offsets must come from a route");
+  if (out().empty() || out().size() > 2)
+    return broken("counts have dims [part, expert] or [expert], not " + list(out()));
+  const Dim& experts = out().back();
+  if (in(0).size() != 1 || in(0)[0].isSplit() || in(0)[0].size != experts.all() + 1)
+    return broken("offsets have dims " + list(in(0)) + " for " + Twine(experts.all()) + " experts");
+  if (experts.isPadded()) return broken("its experts are cut into unequal pieces");
+  if (out().size() == 2 && out()[0] != splitDim({out()[0].name, ranksOver(out()[0].axes)}, out()[0].axes))
+    return broken("'" + out()[0].name + "' has not one element a rank");
+  return Error::success();
+}
+
+Error Shapes::counted(unsigned operand) const {
+  const Value* from = sources_.source(op_.operand(operand));
+  return from && from->def()->kind == OpKind::RowCounts
+             ? Error::success()
+             : broken("operand " + Twine(operand) + " must come from 'row_counts'");
+}
+
+Error Shapes::rowOffsets() const {
+  TRY(counted(0));
+  if (in(0).size() == 2 && in(0)[0].isSplit())
+    return broken("needs the counts of all of '" + in(0)[0].name + "'");
+  const Dim& experts = in(0).back();
+  if (experts.isPadded()) return broken("its experts are cut into unequal pieces");
+  // So many that each rank has one more than it has experts: neighbours' pieces overlap by one.
+  Dims wanted{splitDim({out().empty() ? "" : out()[0].name, experts.all() + 1}, experts.axes)};
+  return expectDims("the result", out(), wanted);
+}
+
 Error Shapes::optimizer() const {
   unsigned state = op_.kind == OpKind::AdamW ? 4 : 3;
   for (unsigned i = 1; i < state; ++i)
@@ -700,6 +745,10 @@ Error Shapes::run() {
     case OpKind::ShardSlice:
     case OpKind::OneCopy:
     case OpKind::Wait:
+      return verifyCast(op_);
+    case OpKind::ExchangeRows:
+      TRY(counted(1));
+      TRY(counted(2));
       return verifyCast(op_);
     default:
       break;
@@ -767,6 +816,10 @@ Error Shapes::run() {
     case OpKind::Combine:
     case OpKind::CombineGrad:
       return combine();
+    case OpKind::RowCounts:
+      return rowCounts();
+    case OpKind::RowOffsets:
+      return rowOffsets();
     case OpKind::LearningRate:
       TRY(expectDims("the step", in(0), {}));
       return expectDims("the result", out(), {});

@@ -7,6 +7,8 @@
 
 #include <cassert>
 
+#include "runtime/comm/text.h"
+
 namespace planc {
 namespace {
 
@@ -58,6 +60,10 @@ llvm::Expected<std::unique_ptr<Exchange>> Exchange::create(const Op& op, const G
 
 llvm::Error Exchange::prepare(const Op& op, const Grid& grid) {
   if (op.kind == OpKind::Send || op.kind == OpKind::Receive) return prepareTransfer(op, grid);
+  if (op.kind == OpKind::ExchangeRows) {
+    rows_ = std::make_unique<RowExchange>(op, group_.size(), device_);
+    return llvm::Error::success();
+  }
   std::string reduce = op.attrs.word("reduce");
   if (!reduce.empty() && reduce != "sum" && reduce != "max")
     return cannot(op, "there is no reduction '" + reduce + "'");
@@ -174,6 +180,16 @@ void Exchange::move(const Part& part, const std::vector<Runs>& boxes, std::byte*
 void Exchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results,
                      Flight& flight) {
   flight = {this, {}, llvm::SmallVector<void*, 2>(results.begin(), results.end())};
+  if (rows_) {
+    assert(!isUnderWay_ && "its counts are of one message at a time");
+    isUnderWay_ = true;
+    Message message;
+    // What this rank alone can know ends the run on all, so its own wait says it too.
+    if (llvm::Error error = rows_->start(operands, results, message))
+      comm_.fail(comm::describe(site_) + ": " + llvm::toString(std::move(error)));
+    flight.tickets.push_back(comm_.start(group_, message, site_));
+    return;
+  }
   flight.results.resize(parts_.size(), nullptr);  // what only sends has none
   for (size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
@@ -192,6 +208,12 @@ void Exchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> resul
 }
 
 llvm::Error Exchange::finish(Flight& flight) {
+  if (rows_) {
+    if (llvm::Error error = comm_.wait(flight.tickets.front())) return error;
+    rows_->finish(flight.results);
+    isUnderWay_ = false;
+    return llvm::Error::success();
+  }
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (llvm::Error error = comm_.wait(flight.tickets[i])) return error;
     Part& part = parts_[i];

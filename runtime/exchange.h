@@ -9,6 +9,7 @@
 #include "ir/op.h"
 #include "runtime/comm.h"
 #include "runtime/device.h"
+#include "runtime/exchange_rows.h"
 #include "runtime/runs.h"
 
 namespace planc {
@@ -59,7 +60,8 @@ class Exchange {
   Device& device_;
   Site site_;
   std::vector<Part> parts_;
-  bool isUnderWay_ = false;  // staged messages only: their buffers are taken
+  std::unique_ptr<RowExchange> rows_;  // of `exchange_rows`, which has no parts
+  bool isUnderWay_ = false;  // staged messages and rows only: their buffers are taken
 };
 
 }  // namespace planc

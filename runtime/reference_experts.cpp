@@ -278,4 +278,22 @@ Arrays referenceCombineGrad(const Op& op, const Arrays& in) {
   return {dOut, dgate};
 }
 
+// On one rank, whose experts are all.
+Array referenceRowCounts(const Array& offsets) {
+  Array counts;
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) counts.push_back(offsets[e + 1] - offsets[e]);
+  return counts;
+}
+
+Array referenceRowOffsets(const Op& op, const Array& counts) {
+  size_t experts = size_t(op.operand(0)->type.dims.back().size);
+  Array offsets{0};
+  for (size_t e = 0; e < experts; ++e) {
+    double rows = 0;
+    for (size_t i = e; i < counts.size(); i += experts) rows += counts[i];
+    offsets.push_back(offsets.back() + rows);
+  }
+  return offsets;
+}
+
 }  // namespace planc

@@ -130,5 +130,7 @@ Array referenceDispatch(const Op& op, const Arrays& in);
 Array referenceDispatchGrad(const Op& op, const Arrays& in);
 Array referenceCombine(const Op& op, const Arrays& in);
 Arrays referenceCombineGrad(const Op& op, const Arrays& in);
+Array referenceRowCounts(const Array& offsets);
+Array referenceRowOffsets(const Op& op, const Array& counts);
 
 }  // namespace planc

@@ -516,6 +516,10 @@ Arrays referenceOp(const Op& op, Arrays in, const RunContext& context) {
       return {referenceCombine(op, in)};
     case OpKind::CombineGrad:
       return referenceCombineGrad(op, in);
+    case OpKind::RowCounts:
+      return {referenceRowCounts(in[0])};
+    case OpKind::RowOffsets:
+      return {referenceRowOffsets(op, in[0])};
     case OpKind::LearningRate:
       return {{learningRate(op, in[0][0])}};
     case OpKind::SumSquares: {

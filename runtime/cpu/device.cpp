@@ -78,6 +78,10 @@ Maker makerOf(const Op& op) {
       return cpu::prepareCombine;
     case OpKind::CombineGrad:
       return cpu::prepareCombineGrad;
+    case OpKind::RowCounts:
+      return cpu::prepareRowCounts;
+    case OpKind::RowOffsets:
+      return cpu::prepareRowOffsets;
     case OpKind::LearningRate:
       return cpu::prepareLearningRate;
     case OpKind::SumSquares:

@@ -109,6 +109,8 @@ KernelOr prepareDispatch(const Op& op, Shared& shared);
 KernelOr prepareDispatchGrad(const Op& op, Shared& shared);
 KernelOr prepareCombine(const Op& op, Shared& shared);
 KernelOr prepareCombineGrad(const Op& op, Shared& shared);
+KernelOr prepareRowCounts(const Op& op, Shared& shared);
+KernelOr prepareRowOffsets(const Op& op, Shared& shared);
 KernelOr prepareLearningRate(const Op& op, Shared& shared);
 KernelOr prepareSumSquares(const Op& op, Shared& shared);
 KernelOr prepareAdamW(const Op& op, Shared& shared);

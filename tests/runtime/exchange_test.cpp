@@ -1,5 +1,9 @@
 // Ops between ranks as the interpreter runs them: each rank's result is its piece of what one rank
-// would hold; with `start` and `wait`, in buckets, of padded dims, over several axes.
+// would hold; with `start` and `wait`, in buckets, of padded dims, over several axes; rows to their
+// experts and home.
+#include <numeric>
+#include <random>
+
 #include "ir/traffic.h"
 #include "runtime/interpreter.h"
 #include "tests/runtime/ranks.h"
@@ -338,6 +342,201 @@ TEST(Exchange, RefusesWhatHasNoEqualPieces) {
     EXPECT_HAS(error, "cannot run 'all_gather': f32[a 17/x] has no 2 equal pieces");
   auto device = makeCpuDevice(1);
   EXPECT_HAS(text(Interpreter::create(module, *device)), "is for 4 ranks, and 1 run");
+}
+
+// Tokens' rows of each rank go to their experts' ranks and home again.
+struct Routed {
+  Grid grid;
+  Words axes;            // that the experts are cut over
+  Words outer = {};      // that they are cut over on both sides
+  int64_t experts = 2;   // of each rank
+  int64_t room = 0;      // for rows of a rank's own experts; 0: for all that could come
+  Elem elem = Elem::F32;
+  static constexpr int64_t kRows = 9, kWidth = 3;  // of each rank
+
+  int64_t parts() const { return ranksOver(test::axes(grid, axes)); }
+  // How many rows a rank has for each of the experts that its tokens' side has.
+  std::vector<int64_t> counts(int64_t rank, unsigned seed) const {
+    std::mt19937 random(seed * 100 + unsigned(rank));
+    std::vector<int64_t> counts(size_t(experts * parts()), 0);
+    // Few rows, all there can be, or all of one expert.
+    int64_t rows = seed % 3 == 0 ? random() % 3 : seed % 3 == 1 ? kRows : random() % (kRows + 1);
+    size_t favourite = random() % counts.size();
+    for (int64_t i = 0; i < rows; ++i)
+      ++counts[seed % 4 == 3 ? favourite : random() % counts.size()];
+    return counts;
+  }
+};
+
+// The number that a row of a rank has in a column.
+double rowValue(int64_t rank, int64_t row, int64_t column) {
+  return double((rank * Routed::kRows + row) * Routed::kWidth + column + 1);
+}
+
+void build(const Routed& c, bool isApart, Module& module) {
+  module.grid = c.grid;
+  Words all = c.outer, slots;
+  all.insert(all.end(), c.axes.begin(), c.axes.end());
+  for (const GridAxis& axis : c.grid.axes) slots.push_back(axis.name);
+  int64_t ranks = c.grid.ranks(), experts = c.experts * ranksOver(test::axes(c.grid, all));
+  int64_t room = c.room > 0 ? c.room : c.kRows * c.parts();
+  auto rows = [&](const Words& expertAxes, int64_t slotSize, const Words& slotAxes) {
+    Dim slot = dim(c.grid, "slot", slotSize, slotAxes);
+    slot.over = "expert";
+    return Type{c.elem, {dim(c.grid, "expert", experts, expertAxes), slot, dim(c.grid, "m", c.kWidth)}};
+  };
+  Words kept;
+  for (const std::string& axis : slots)
+    if (!llvm::is_contained(c.axes, axis)) kept.push_back(axis);
+  Type tokens = rows(c.outer, c.kRows * ranks, slots);
+  Type own = rows(all, room * ranksOver(test::axes(c.grid, kept)), kept);
+  auto variable = [&](const char* name, Type type) {
+    Variable var;
+    var.name = name;
+    var.type = std::move(type);
+    return module.addVar(var);
+  };
+  Builder b(module.addFunction("begin")->body.get());
+  auto ints = [](std::vector<Dim> dims) {
+    return Type{Elem::I32, llvm::SmallVector<Dim, 4>(dims.begin(), dims.end())};
+  };
+  Value* offsets = b.read(variable("offsets", ints({{"bound", experts + 1}})));
+  Value* packed = b.read(variable("rows", tokens));
+  Value* n = b.value(OpKind::RowCounts, {offsets},
+                     ints({dim(c.grid, "part", c.parts(), c.axes), tokens.dims[0]}));
+  Value* there = b.value(OpKind::AllToAll, {n}, ints({dim(c.grid, "part", c.parts()), own.dims[0]}),
+                         {{"axes", c.axes},
+                          {"from", Words(c.axes.size(), "part")},
+                          {"to", Words(c.axes.size(), "expert")}});
+  Value* begins = b.value(OpKind::RowOffsets, {there}, ints({dim(c.grid, "bound", experts + 1, all)}));
+  auto exchange = [&](Value* rows, Value* sent, Value* coming, Type type, bool isHome) {
+    Attrs attrs{{"axes", c.axes}};
+    if (isHome) attrs.set("home", int64_t{1});
+    if (isApart) attrs.set("start", int64_t{1});
+    Op* op = b.create(OpKind::ExchangeRows, {rows, sent, coming}, {type, own}, attrs, nullptr, "t");
+    if (!isApart) return op->result();
+    return b.create(OpKind::Wait, {op->result(0), op->result(1), rows, sent, coming}, {type, own})
+        ->result();
+  };
+  Value* sorted = exchange(packed, n, there, own, false);
+  Value* back = exchange(sorted, there, n, tokens, true);
+  b.write(variable("begins", begins->type), begins);
+  b.write(variable("own", own), sorted);
+  b.write(variable("back", tokens), back);
+  test::place(module);
+}
+
+llvm::Error runRouted(const Routed& c, const Module& module, unsigned seed, Communicator& comm) {
+  Coordinates rank(c.grid, comm.rank());
+  auto device = makeCpuDevice(1, rank);
+  auto interpreter = Interpreter::create(module, *device, &comm);
+  if (!interpreter) return interpreter.takeError();
+  auto at = [&](const char* name) { return (*interpreter)->data(*module.findVar(name)); };
+  std::memset(at("offsets") - module.findVar("offsets")->place->offset, 7, size_t(module.arenaBytes));
+  // Offsets are of all experts; a rank whose side has a part of them has rows of those only.
+  std::vector<int64_t> mine = c.counts(comm.rank(), seed);
+  int64_t first = rank.offset(module.findVar("rows")->type.dims[0]);
+  int32_t* offsets = reinterpret_cast<int32_t*>(at("offsets"));
+  for (int64_t e = 0; e <= int64_t(mine.size()); ++e)
+    offsets[first + e] = int32_t(std::accumulate(mine.begin(), mine.begin() + e, int64_t{0}));
+  std::vector<double> expected;
+  int64_t used = offsets[first + int64_t(mine.size())];
+  for (int64_t row = 0; row < c.kRows; ++row)
+    for (int64_t m = 0; m < c.kWidth; ++m) {
+      store(c.elem, at("rows"), row * c.kWidth + m, rowValue(comm.rank(), row, m));
+      expected.push_back(row < used ? rowValue(comm.rank(), row, m) : 0);
+    }
+  if (llvm::Error error = (*interpreter)->run({"begin", -1}, 0, 1)) return error;
+
+  std::string what = "rank " + std::to_string(comm.rank()) + ", seed " + std::to_string(seed);
+  auto values = [&](const char* name) {
+    std::vector<double> list;
+    const Type& type = module.findVar(name)->type;
+    for (int64_t i = 0; i < type.elements(); ++i) list.push_back(fetch(type.elem, at(name), i));
+    return list;
+  };
+  EXPECT_EQ(values("back"), expected) << what;
+  // By own expert, then by rank, then as they lay; behind them zeros.
+  std::vector<double> own, begins{0};
+  Axes along = test::axes(c.grid, c.axes);
+  for (int64_t e = 0; e < c.experts; ++e) {
+    for (int64_t other : rank.group(along)) {
+      std::vector<int64_t> theirs = c.counts(other, seed);
+      auto mineOf = theirs.begin() + rank.index(along) * c.experts + e;
+      int64_t row = std::accumulate(theirs.begin(), mineOf, int64_t{0});
+      for (int64_t i = 0; i < *mineOf; ++i)
+        for (int64_t m = 0; m < c.kWidth; ++m) own.push_back(rowValue(other, row + i, m));
+    }
+    begins.push_back(double(own.size() / c.kWidth));
+  }
+  own.resize(size_t(module.findVar("own")->type.elements()), 0);
+  EXPECT_EQ(values("own"), own) << what;
+  EXPECT_EQ(values("begins"), begins) << what;
+  return llvm::Error::success();
+}
+
+TEST(ExchangeRows, GoToTheirExpertsAndHome) {
+  Grid plane{{{"x", 2}, {"y", 2}}};
+  std::vector<Routed> cases;
+  for (int64_t ranks : {2, 3, 4})
+    for (int64_t experts : {1, 3})
+      cases.push_back({.grid = {{{"x", ranks}}}, .axes = {"x"}, .experts = experts});
+  for (Words axes : {Words{"x", "y"}, Words{"y", "x"}, Words{"x"}, Words{"y"}})
+    cases.push_back({.grid = plane, .axes = axes, .elem = Elem::F64});
+  cases.push_back({.grid = plane, .axes = {"y"}, .outer = {"x"}, .elem = Elem::BF16});
+  for (const Routed& c : cases)
+    for (bool isApart : {false, true}) {
+      Module module;
+      build(c, isApart, module);
+      for (unsigned seed = 0; seed < 12; ++seed)
+        test::onGoodRanks(c.grid.ranks(),
+                          [&](Communicator& comm) { return runRouted(c, module, seed, comm); });
+    }
+}
+
+// Only the rank that gets them knows, and all end.
+TEST(ExchangeRows, MoreThanThereIsRoomForEndTheRun) {
+  Routed c{.grid = {{{"x", 3}}}, .axes = {"x"}, .room = 11};
+  auto arriving = [&](int64_t rank, unsigned seed) {
+    int64_t rows = 0;
+    for (int64_t other = 0; other < 3; ++other) {
+      std::vector<int64_t> theirs = c.counts(other, seed);
+      rows += theirs[size_t(2 * rank)] + theirs[size_t(2 * rank + 1)];
+    }
+    return rows;
+  };
+  // All rows are sent, and one rank gets too many.
+  unsigned seed = 1;
+  int64_t full = 0;
+  auto isOne = [&] {
+    int64_t over = 0;
+    for (int64_t rank = 0; rank < 3; ++rank)
+      if (arriving(rank, seed) > c.room) ++over, full = rank;
+    return over == 1;
+  };
+  while (!isOne()) seed += 3;
+  for (bool isApart : {false, true}) {
+    Module module;
+    module.files = {"moe.plan"};
+    build(c, isApart, module);
+    walk(*module.functions[0]->body, [](Op* op) { op->loc = {0, 12, 3}; });
+    auto team = makeThreadTeam(3, std::chrono::seconds(10));
+    std::vector<std::string> errors(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank)
+      threads.emplace_back([&, rank] {
+        auto comm = team->communicator(rank);
+        errors[size_t(rank)] = llvm::toString(runRouted(c, module, seed, *comm));
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& error : errors)
+      EXPECT_EQ(error, "rank " + std::to_string(full) +
+                           " failed: exchange_rows 2 of 't' (moe.plan:12): " +
+                           std::to_string(arriving(full, seed)) +
+                           " rows come to this rank's experts, which have room for 11: the plan's "
+                           "'by dispatch(N)' bounds it, to N times a rank's even share of the rows; "
+                           "raise N, or leave it out and there is room for all");
+  }
 }
 
 }  // namespace

@@ -89,6 +89,29 @@ TEST(Traffic, AxesTogetherAndInParts) {
   EXPECT_EQ(traffic.total(OpKind::AllReduce, "data"), (Total{2, 440 + 480}));
 }
 
+// As many rows as the tokens' side has, there and back.
+TEST(Traffic, RowsToExperts) {
+  Module module;
+  module.grid.axes = {{"expert", 4}};
+  Axes axes = module.grid.find("expert");
+  Builder b(module.addFunction("f")->body.get());
+  auto rows = [&](llvm::ArrayRef<Axis> experts, int64_t slots) {
+    return Type{Elem::F32, {splitDim({"e", 8}, experts), {"slot", slots, "e"}, {"m", 3}}};
+  };
+  Type tokens = rows({}, 10), own = rows(axes, 40);
+  auto counts = [&](bool isCut) {
+    return b.value(OpKind::Const, {}, Type{Elem::I32, {splitDim({"part", 4}, isCut ? axes : Axes())}});
+  };
+  auto exchange = [&](Type from, Type to, bool isHome) {
+    Op* op = b.create(OpKind::ExchangeRows, {b.value(OpKind::Const, {}, from), counts(!isHome), counts(isHome)},
+                      {to, own}, {{"axes", Words{"expert"}}});
+    if (isHome) op->attrs.set("home", int64_t{1});
+    return bytesSent(*op);
+  };
+  EXPECT_EQ(exchange(tokens, own, false), 10 * 3 * 4);
+  EXPECT_EQ(exchange(own, tokens, true), 10 * 3 * 4);
+}
+
 // A stage in the middle sends each microbatch's activation on and its gradient back; what it receives
 // another counts. A sum among two stages of four: each sends what it would with one other.
 TEST(Traffic, StagesOfAPipeline) {

@@ -46,6 +46,8 @@ constexpr Read kReads[] = {
     {"docs_all", "i32[n 5, s 16:zigzag8]"},
     {"docs_three", "i32[n 5, s 16/t.x:zigzag8+3]"},
     {"docs_short", "i32[s 16:zigzag8]"},
+    {"scores", "f32[n 20/t, e 8]"},
+    {"packed", "f32[e 8, r 40/t~e, m 2]"},
 };
 
 #define ATTEND "{seq = s, by = u, head = h, kv = g} : "
@@ -218,27 +220,111 @@ const Shaped kCases[] = {
     {"%y = rotate(%ks) {axes = [t, x], by = 16} : " KEYS(""), "moves every piece to its own rank"},
 };
 
-TEST(VerifyCasts, EachRule) {
+// Rows that ranks send each other, behind these.
+const std::string kRouted =
+    "%c, %g, %row, %off, %load, %share = route(%scores) {over = e, per = microbatch, score = "
+    "softmax, top = 1} : i32[n 20/t, choice 1], f32[n 20/t, choice 1], i32[n 20/t, choice 1], "
+    "i32[bound 9] partial(t), f32[e 8] partial(t), f32[e 8] partial(t)\n";
+const std::string kCounted =
+    kRouted +
+    "%n = row_counts(%off) : i32[part 4/t, e 8]\n"
+    "%there = all_to_all(%n) {axes = [t], from = [part], to = [e]} : i32[part 4, e 8/t]\n";
+
+struct RowCase {
+  const std::string& before;
+  const char* body;
+  const char* message = "";
+};
+const RowCase kRowCases[] = {
+    {kRouted, "%m = row_counts(%ids) : i32[part 4/t, e 8]", "offsets must come from a route"},
+    {kRouted, "%m = row_counts(%off) : i32[part 4, e 8]", "'part' has not one element a rank"},
+    {kRouted, "%m = row_counts(%off) : i32[part 4/t, e 9]",
+     "offsets have dims [bound 9] for 9 experts"},
+    {kRouted, "%m = row_counts(%off) : i32[x 2, part 4/t, e 8]",
+     "counts have dims [part, expert] or [expert], not [x 2, part 4/t, e 8]"},
+    {kRouted, "%m = row_counts(%off) : f32[part 4/t, e 8]", "result 0 must hold i32"},
+
+    {kCounted, "%o = row_offsets(%there) : i32[bound 9/t]"},
+    {kCounted, "%o = row_offsets(%ids) : i32[bound 7]", "operand 0 must come from 'row_counts'"},
+    {kCounted, "%o = row_offsets(%n) : i32[bound 9]", "needs the counts of all of 'part'"},
+    {kCounted, "%o = row_offsets(%there) : i32[bound 9]",
+     "the result has dims [bound 9], not [bound 9/t]"},
+
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %n, %there) {axes = [t]} : f32[e 8/t, r 24~e, m 2], f32[e 8/t, r "
+     "24~e, m 2]\n"
+     "%h, %i = exchange_rows(%r, %there, %n) {axes = [t], home = 1} : f32[e 8, r 40/t~e, m 2], f32[e "
+     "8/t, r 24~e, m 2]"},
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %n, %there) {axes = [t], start = 1} : f32[e 8/t, r 24~e, m 2], "
+     "f32[e 8/t, r 24~e, m 2]\n"
+     "%v, %w2 = wait(%r, %s, %packed, %n, %there) : f32[e 8/t, r 24~e, m 2], f32[e 8/t, r 24~e, m 2]"},
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %n, %there) {axes = [t], start = 1} : f32[e 8/t, r 24~e, m 2], "
+     "f32[e 8/t, r 24~e, m 2]\n"
+     "%v, %w2 = wait(%r, %s, %packed, %n) : f32[e 8/t, r 24~e, m 2], f32[e 8/t, r 24~e, m 2]",
+     "results of one started collective"},
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %n, %there) : f32[e 8/t, r 24~e, m 2], f32[e 8/t, r 24~e, m 2]",
+     "has no 'axes'"},
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %n, %ids) {axes = [t]} : f32[e 8/t, r 24~e, m 2], f32[e 8/t, "
+     "r 24~e, m 2]",
+     "operand 2 must come from 'row_counts'"},
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %there, %n) {axes = [t]} : f32[e 8/t, r 24~e, m 2], f32[e 8/t, r "
+     "24~e, m 2]",
+     "operand 1 is i32[part 4, e 8/t], not counts like i32[part 4/t, e 8]"},
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %n, %there) {axes = [t]} : f32[e 8, r 24~e, m 2], f32[e 8, r "
+     "24~e, m 2]",
+     "dim 'e' is not cut over the axes"},
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %n, %there) {axes = [t]} : f32[e 8/t, r 24~e, m 3], f32[e 8/t, r "
+     "24~e, m 3]",
+     "has f32[e 8, r 40/t~e, m 2] for f32[e 8/t, r 24~e, m 3]"},
+    {kCounted,
+     "%r, %s = exchange_rows(%cut, %n, %there) {axes = [t]} : f32[e 8/t, r 24~e, m 2], f32[e 8/t, r "
+     "24~e, m 2]",
+     "packed rows must start with [expert, slot~expert, ...]: f32[a 2, b 8/t]"},
+    {kCounted,
+     "%r, %s = exchange_rows(%packed, %n, %there) {axes = [t]} : f32[e 8/t, r 24~e, m 2], f32[e 8, r "
+     "40/t~e, m 2]",
+     "the spare room is f32[e 8, r 40/t~e, m 2], not that of the own experts' rows"},
+    {kCounted,
+     "%q2 = shard_slice(%off) {axes = [x], dim = bound} : i32[bound 9/x] partial(t)\n"
+     "%m = row_counts(%q2) : i32[part 4/t, e 8]",
+     "offsets have dims [bound 9/x] for 8 experts"},
+};
+
+// The error of a module with this in @f must say `message`; empty: there is none.
+void expectError(const std::string& body, llvm::StringRef message) {
   std::string vars, reads;
   for (const Read& read : kReads) {
     vars += std::string("var @") + read.name + " : " + read.type + " " + read.kind + "\n";
     reads += std::string("%") + read.name + " = read @" + read.name + " : " + read.type + "\n";
   }
-  for (const Shaped& c : kCases) {
-    std::string text =
-        "module m sharded {\ngrid x 2, t 4\n" + vars + "func @f {\n" + reads + c.body + "\n}\n}\n";
-    Diagnostics diags;
-    parseModule(diags.addFile("t.ir", text), diags);
-    if (*c.message == 0) {
-      EXPECT_TRUE(diags.messages().empty()) << c.body << "\n" << test::messages(diags);
-      continue;
-    }
-    ASSERT_FALSE(diags.messages().empty()) << c.body;
-    EXPECT_EQ(diags.messages().front().id, Diag::IrInvalid) << test::messages(diags);
-    EXPECT_NE(diags.messages().front().text.find(c.message), std::string::npos)
-        << c.body << "\n"
-        << diags.messages().front().text;
+  std::string text =
+      "module m sharded {\ngrid x 2, t 4\n" + vars + "func @f {\n" + reads + body + "\n}\n}\n";
+  Diagnostics diags;
+  parseModule(diags.addFile("t.ir", text), diags);
+  if (message.empty()) {
+    EXPECT_TRUE(diags.messages().empty()) << body << "\n" << test::messages(diags);
+    return;
   }
+  ASSERT_FALSE(diags.messages().empty()) << body;
+  EXPECT_EQ(diags.messages().front().id, Diag::IrInvalid) << test::messages(diags);
+  EXPECT_NE(diags.messages().front().text.find(message.str()), std::string::npos)
+      << body << "\n"
+      << diags.messages().front().text;
+}
+
+TEST(VerifyCasts, EachRule) {
+  for (const Shaped& c : kCases) expectError(c.body, c.message);
+}
+
+TEST(VerifyCasts, EachRuleOfRows) {
+  for (const RowCase& c : kRowCases) expectError(c.before + c.body, c.message);
 }
 
 }  // namespace
