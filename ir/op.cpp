@@ -199,6 +199,7 @@ Type Variable::slice(llvm::ArrayRef<std::string> enclosing) const {
 Type Variable::wholeType() const {
   Type result = type.whole();
   if (piece) result.dims.front().size = piece->all;
+  for (Dim& dim : result.dims) dim.zigzag = 0;
   return result;
 }
 

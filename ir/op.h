@@ -189,7 +189,7 @@ struct Variable {
   // Its stack's dims, with their sizes.
   std::vector<Dim> stackDims() const { return {type.dims.begin(), type.dims.begin() + stack.size()}; }
   // The variable of the model that this is, or is a piece of: its name and, of all ranks and stages
-  // together, its type.
+  // together, its type, dims in their own order.
   const std::string& wholeName() const { return piece ? piece->of : name; }
   Type wholeType() const;
 };
