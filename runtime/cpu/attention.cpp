@@ -1,45 +1,21 @@
 // Attention without ever holding all scores (Dao et al., FlashAttention, 2022): blocks of queries
 // meet blocks of keys in matrix products on the operands as they lie, [batch, seq, head, width] or
-// any other order; blocks wholly in the future or outside the window are skipped. The backward pass
-// recomputes the probabilities from the saved log-sum-exp.
+// any other order; blocks wholly in the future, outside the window or of other documents are skipped.
+// `attend_block` goes on where the keys before have ended (Liu et al., Ring Attention, 2023): their
+// log-sum-exp is a maximum with a sum of 1, and what they gave is what was summed up.
 //
 // Loops: `shared` dims are those that queries and keys have (batch; the keys' heads), `own` dims
 // those that only queries have (the heads that share a key head, and dims that the keys lack). A
 // backward task is one shared index, so that no two tasks add to one key's gradient. Where ranks hold
 // pieces of the heads, one may hold some of the heads that share a key head, all of the next's, and
-// none of another's: these are parts with loops of their own. Tested by tests/runtime/kernels_test.cpp
-// and split_kernels_test.cpp there.
-#include <array>
-#include <utility>
+// none of another's: these are parts with loops of their own. Tested by tests/runtime/kernels_test.cpp,
+// split_kernels_test.cpp and ring_test.cpp there.
+#include "runtime/cpu/attention.h"
 
-#include "runtime/cpu/kernels.h"
-#include "runtime/cpu/tile.h"
+#include <array>
 
 namespace planc::cpu {
 namespace {
-
-constexpr int64_t kQueries = 64, kKeys = 128;
-
-// One tensor as rows by position.
-struct Tensor {
-  Elem elem = Elem::F32;
-  int64_t row = 0, column = 1, width = 1;  // steps from position to position and inside a row
-};
-
-// Key heads that are read by equally many query heads, with the loops over them.
-struct Part {
-  llvm::SmallVector<Axis, 4> shared, own;  // strides by tensor
-  llvm::SmallVector<int64_t, 9> start;     // each tensor's first element
-};
-
-struct Attention {
-  // Of q, k, v and then the tensors shaped like them.
-  llvm::SmallVector<Tensor, 9> tensors;
-  llvm::SmallVector<Part, 1> parts;
-  int64_t positions = 0, window = 0;
-  double scale = 1;
-  bool causal = false;
-};
 
 // Key heads [kv, kv + kvs) of this rank, each read by `group` heads, the first one's being from `head`
 // on.
@@ -63,16 +39,41 @@ llvm::SmallVector<Heads, 3> headsOf(const Dim& head, const Dim& kv, const Coordi
   return runs;
 }
 
-// Which dims a tensor has beside its positions and its heads.
-enum class Like { Query, Key, Value, Output, Row };
+// Blocks of queries: each in one segment; what is padding is one block.
+std::vector<QueryBlock> blocksOfQueries(const Dim& seq, const Coordinates& rank) {
+  std::vector<QueryBlock> blocks;
+  int64_t count = 0;
+  for (const Segment& segment : rank.segments(seq)) {
+    for (int64_t i = 0; i < segment.count; i += kQueries)
+      blocks.push_back(
+          {segment.at + i, segment.first + i, std::min(kQueries, segment.count - i)});
+    count += segment.count;
+  }
+  if (count < seq.size) blocks.push_back({count, QueryBlock::kPadding, seq.size - count});
+  return blocks;
+}
 
-llvm::Expected<Attention> analyse(const Op& op, llvm::ArrayRef<const Type*> types,
-                                  llvm::ArrayRef<Like> likes, const Coordinates& rank) {
+}  // namespace
+
+llvm::Expected<Attention> analyseAttention(const Op& op, llvm::ArrayRef<const Type*> types,
+                                           llvm::ArrayRef<Like> likes, const Coordinates& rank) {
   const Type &q = *types[0], &k = *types[1], &v = *types[2];
   std::string seq = op.attrs.word("seq"), by = op.attrs.word("by"), head = op.attrs.word("head");
   std::string kv = op.attrs.word("kv");
   Attention attention;
-  attention.positions = q.size(seq);
+  const Dim& keys = k.dims[size_t(k.find(seq))];
+  attention.queries = blocksOfQueries(q.dims[size_t(q.find(seq))], rank);
+  attention.keyRows = keys.size;
+  for (int64_t i = 0; i < (keys.moves.empty() ? 1 : ranksOver(keys.axes)); ++i)
+    attention.keys.push_back(rank.segments(keys, i));
+  if (!keys.moves.empty()) {
+    Words repeats = op.parent()->enclosing();
+    auto repeat = llvm::find(repeats, keys.moves);
+    if (repeat == repeats.end())
+      return unsupported(op, "its keys move with '" + keys.moves + "', which is not around it");
+    attention.repeat = int(repeat - repeats.begin());
+  }
+  attention.hasDocuments = op.operands().size() > size_t(op.info().minOperands);
   attention.window = op.attrs.integer("window");
   attention.causal = op.isFlag("causal");
   attention.scale = op.attrs.number("scale", 1 / std::sqrt(double(q.size(by))));
@@ -101,7 +102,7 @@ llvm::Expected<Attention> analyse(const Op& op, llvm::ArrayRef<const Type*> type
   auto steps = [&](llvm::StringRef dim, llvm::StringRef keyDim, int64_t step) {
     llvm::SmallVector<int64_t, 6> strides;
     for (size_t t = 0; t < types.size(); ++t) {
-      bool isKey = likes[t] == Like::Key || likes[t] == Like::Value;
+      bool isKey = likes[t] == Like::Key || likes[t] == Like::Value || likes[t] == Like::RowOfKeys;
       strides.push_back(isKey ? strideOf(*types[t], keyDim) : step * strideOf(*types[t], dim));
     }
     return strides;
@@ -129,224 +130,109 @@ llvm::Expected<Attention> analyse(const Op& op, llvm::ArrayRef<const Type*> type
   return attention;
 }
 
-int64_t countOf(llvm::ArrayRef<Axis> axes) {
-  int64_t count = 1;
-  for (const Axis& axis : axes) count *= axis.size;
-  return count;
-}
-
-void addOffsets(llvm::ArrayRef<Axis> axes, int64_t index, int64_t* offsets) {
-  for (const Axis& axis : llvm::reverse(axes)) {
-    int64_t i = index % axis.size;
-    index /= axis.size;
-    for (size_t t = 0; t < axis.strides.size(); ++t) offsets[t] += i * axis.strides[t];
-  }
-}
-
-template <class T>
-bool isInPlace(const Tensor& tensor) {
-  constexpr Elem own = std::is_same_v<T, double> ? Elem::F64 : Elem::F32;
-  return tensor.elem == own && (tensor.column == 1 || tensor.width == 1) &&
-         tensor.row >= tensor.width;
-}
-
-// Positions [begin, begin + count) of a tensor as a matrix: in place or copied to `scratch`.
-template <class T>
-Matrix<T> rowsOf(const Tensor& tensor, const void* base, int64_t offset, int64_t begin,
-                 int64_t count, T* scratch) {
-  int64_t at = offset + begin * tensor.row;
-  if (isInPlace<T>(tensor)) return {static_cast<const T*>(base) + at, tensor.row, 1};
-  for (int64_t r = 0; r < count; ++r) {
-    T* to = scratch + r * tensor.width;
-    const T* from =
-        loadRow(base, tensor.elem, at + r * tensor.row, tensor.column, tensor.width, to);
-    if (from != to) std::copy_n(from, tensor.width, to);
-  }
-  return {scratch, tensor.width, 1};
-}
-
-// The same for results: where to compute, and the store of what was computed elsewhere.
-template <class T>
-std::pair<T*, int64_t> targetOf(const Tensor& tensor, void* base, int64_t offset, int64_t begin,
-                                T* scratch) {
-  if (!isInPlace<T>(tensor)) return {scratch, tensor.width};
-  return {static_cast<T*>(base) + offset + begin * tensor.row, tensor.row};
-}
-template <class T>
-void storeRows(const Tensor& tensor, const T* rows, void* base, int64_t offset, int64_t begin,
-               int64_t count) {
-  if (isInPlace<T>(tensor)) return;
-  for (int64_t r = 0; r < count; ++r) {
-    storeRow(rows + r * tensor.width, base, tensor.elem, offset + (begin + r) * tensor.row,
-             tensor.column, tensor.width);
-  }
-}
-
-// [first, last) of positions.
-struct Range {
-  int64_t first, last;
-};
-// The keys that any of the queries [begin, end) sees.
-Range keysSeen(const Attention& attention, int64_t begin, int64_t end) {
-  Range keys{0, attention.positions};
-  if (attention.causal) keys.last = end;
-  if (attention.window > 0) keys.first = std::max<int64_t>(0, begin - attention.window + 1);
-  return keys;
-}
-// The queries of the block at `begin` that see a key, counted from the block's start.
-Range queriesSeeing(const Attention& attention, int64_t key, int64_t begin) {
-  Range queries{0, kQueries};
-  if (attention.causal) queries.first = std::clamp<int64_t>(key - begin, 0, kQueries);
-  if (attention.window > 0) {
-    queries.last = std::clamp<int64_t>(key + attention.window - begin, 0, kQueries);
-  }
-  queries.last = std::max(queries.first, queries.last);
-  return queries;
-}
-
-// The queries of a block that see any of the keys [first, last), and the keys among [first, last)
-// that any of the block's queries [begin, end) sees, counted from `first`.
-Range queriesSeeingAny(const Attention& attention, int64_t first, int64_t last, int64_t begin) {
-  return {queriesSeeing(attention, first, begin).first,
-          queriesSeeing(attention, last - 1, begin).last};
-}
-Range keysSeenAmong(const Attention& attention, int64_t first, int64_t last, int64_t begin,
-                    int64_t end) {
-  Range keys = keysSeen(attention, begin, end);
-  keys.first = std::clamp(keys.first, first, last) - first;
-  keys.last = std::max(keys.first, std::clamp(keys.last, first, last) - first);
-  return keys;
-}
-
-// Overwrites what a key's row holds for queries that do not see it.
-template <class T>
-void hide(Range seeing, T with, T* row) {
-  int32_t first = int32_t(seeing.first), last = int32_t(seeing.last);
-#pragma omp simd
-  for (int32_t i = 0; i < int32_t(kQueries); ++i) {
-    row[i] = (i >= first) & (i < last) ? row[i] : with;
-  }
-}
-
-// scores[j][i] = scale * row j of x . query i, for n keys from `at` on and the queries that see any
-// of a tile's; `queries` holds them column by column.
-template <class T>
-void scoreKeys(const Attention& attention, int64_t at, int64_t n, int64_t begin, int64_t width,
-               T scale, Matrix<T> x, const T* queries, T* scores) {
-  for (int64_t j = 0; j < n; j += kTileRows) {
-    int64_t rows = std::min(kTileRows, n - j);
-    Range seeing = queriesSeeingAny(attention, at + j, at + j + rows, begin);
-    int64_t first = seeing.first / 16 * 16, last = (seeing.last + 15) / 16 * 16;
-    if (first >= last) continue;
-    Matrix<T> keys{x.data + j * x.rows, x.rows, x.columns};
-    multiplyRows(rows, last - first, width, scale, keys, queries + first, kQueries, false,
-                 scores + j * kQueries + first, kQueries);
-  }
-}
-
-// to[i] (+)= scale * the sum over n keys of scores[j][i] * row j of x, for the queries of a block.
-template <class T>
-void addToQueries(const Attention& attention, int64_t at, int64_t n, int64_t begin, int64_t queries,
-                  int64_t width, T scale, const T* scores, Matrix<T> x, bool add, T* to,
-                  int64_t rowTo) {
-  for (int64_t i = 0; i < queries; i += kTileRows) {
-    int64_t rows = std::min(kTileRows, queries - i);
-    Range keys = keysSeenAmong(attention, at, at + n, begin + i, begin + i + rows);
-    Matrix<T> weights{scores + keys.first * kQueries + i, 1, kQueries};
-    multiplyRows(rows, width, keys.last - keys.first, scale, weights, x.data + keys.first * x.rows,
-                 x.rows, add, to + i * rowTo, rowTo);
-  }
-}
-
-// to[j] += scale * the sum over a block's queries of scores[j][i] * row i of x, for n keys.
-template <class T>
-void addToKeys(const Attention& attention, int64_t at, int64_t n, int64_t begin, int64_t queries,
-               int64_t width, T scale, const T* scores, Matrix<T> x, T* to, int64_t rowTo) {
-  for (int64_t j = 0; j < n; j += kTileRows) {
-    int64_t rows = std::min(kTileRows, n - j);
-    Range seeing = queriesSeeingAny(attention, at + j, at + j + rows, begin);
-    int64_t last = std::min(seeing.last, queries);
-    if (seeing.first >= last) continue;
-    Matrix<T> weights{scores + j * kQueries + seeing.first, kQueries, 1};
-    multiplyRows(rows, width, last - seeing.first, scale, weights, x.data + seeing.first * x.rows,
-                 x.rows, true, to + j * rowTo, rowTo);
-  }
-}
+namespace {
 
 template <class T>
 class AttendKernel : public Kernel {
  public:
-  AttendKernel(Attention attention, Shared& shared)
-      : attention_(std::move(attention)), shared_(shared) {
+  // `goesOn`: from what keys before have given.
+  AttendKernel(Attention attention, bool goesOn, Shared& shared)
+      : attention_(std::move(attention)),
+        goesOn_(goesOn),
+        firstDocuments_(goesOn ? 5 : 3),
+        shared_(shared) {
     auto [q, k, v, a] = widths();
     int64_t room = kQueries * (kKeys + 2 * q + a) + kKeys * (k + v) + 64;
     shared_.pool.reserveScratch(room * int64_t(sizeof(T)));
   }
 
-  void run(const RunContext&, Operands in, Results out) override {
-    int64_t blocks = (attention_.positions + kQueries - 1) / kQueries;
+  void run(const RunContext& context, Operands in, Results out) override {
+    const Segments& keys = attention_.keysIn(context);
+    int64_t blocks = int64_t(attention_.queries.size());
     for (const Part& part : attention_.parts) {
       int64_t own = countOf(part.own), count = countOf(part.shared) * own * blocks;
       shared_.pool.parallelFor(count, [&](int64_t task, int thread) {
-        int64_t offsets[5];
-        std::copy_n(part.start.begin(), 5, offsets);
+        int64_t offsets[kTensors];
+        std::copy_n(part.start.begin(), size_t(kTensors), offsets);
         addOffsets(part.shared, task / (own * blocks), offsets);
         addOffsets(part.own, task / blocks % own, offsets);
-        runBlock(task % blocks * kQueries, offsets, thread, in, out);
+        runBlock(attention_.queries[size_t(task % blocks)], keys, offsets, thread, in, out);
       });
     }
   }
 
  private:
-  enum { Q, K, V, A, Lse };
+  // Of which the op may lack the last four.
+  enum { Q, K, V, A, Lse, Before, LseBefore, OfQueries, OfKeys, kTensors };
 
   std::array<int64_t, 4> widths() const {
     const auto& t = attention_.tensors;
     return {t[Q].width, t[K].width, t[V].width, t[A].width};
   }
 
-  void runBlock(int64_t begin, const int64_t* offsets, int thread, Operands in, Results out) const {
+  void runBlock(const QueryBlock& block, const Segments& keys, const int64_t* offsets, int thread,
+                Operands in, Results out) const {
     const auto& tensors = attention_.tensors;
     auto [widthQ, widthK, widthV, widthA] = widths();
+    int64_t rows = block.rows, lseAt = offsets[Lse] + block.at * tensors[Lse].row;
+    if (block.first == QueryBlock::kPadding) {
+      zeroRows<T>(tensors[A], out[0], offsets[A], block.at, rows);
+      for (int64_t r = 0; r < rows; ++r)
+        storeOne(T(0), out[1], tensors[Lse].elem, lseAt + r * tensors[Lse].row);
+      return;
+    }
     T* scores = reinterpret_cast<T*>(shared_.pool.scratch(thread));
     T* copyQ = scores + kQueries * kKeys;
     T* queries = copyQ + kQueries * widthQ;
     T* copyA = queries + kQueries * widthQ;
     T* copyK = copyA + kQueries * widthA;
     T* copyV = copyK + kKeys * widthK;
-    int64_t rows = std::min(kQueries, attention_.positions - begin);
-    Matrix<T> q = rowsOf(tensors[Q], in[Q], offsets[Q], begin, rows, copyQ);
+    Matrix<T> q = rowsOf(tensors[Q], in[Q], offsets[Q], block.at, rows, copyQ);
     transpose(rows, widthQ, q.data, q.rows, queries, kQueries);
-    auto [a, rowA] = targetOf(tensors[A], out[0], offsets[A], begin, copyA);
+    auto [a, rowA] = targetOf(tensors[A], out[0], offsets[A], block.at, copyA);
     alignas(64) Running running;
-    std::fill_n(running.most, kQueries, -kInfinity);
-    std::fill_n(running.total, kQueries, T(0));
-    Range keys = keysSeen(attention_, begin, begin + rows);
-    for (int64_t at = keys.first; at < keys.last; at += kKeys) {
-      int64_t n = std::min(kKeys, keys.last - at);
-      Matrix<T> k = rowsOf(tensors[K], in[K], offsets[K], at, n, copyK);
-      scoreKeys(attention_, at, n, begin, widthQ, T(attention_.scale), k, queries, scores);
-      addKeys(begin, at, n, scores, running);
-      for (int64_t r = 0; at != keys.first && r < rows; ++r) {
+    if (goesOn_) {
+      takeBefore(block, offsets, in, a, rowA, running);
+    } else {
+      std::fill_n(running.most, kQueries, -kInfinity);
+      std::fill_n(running.total, kQueries, T(0));
+    }
+    Documents documents;
+    if (attention_.hasDocuments)
+      documents.takeQueries(in[firstDocuments_],
+                            offsets[OfQueries] + block.at * tensors[OfQueries].row,
+                            tensors[OfQueries].row, rows);
+    bool adds = goesOn_, sees = false;
+    eachKeys(attention_, keys, block, [&](int64_t row, int64_t at, int64_t n) {
+      if (attention_.hasDocuments &&
+          !documents.takeKeys(in[firstDocuments_ + 1], offsets[OfKeys] + row * tensors[OfKeys].row,
+                              tensors[OfKeys].row, n))
+        return;
+      Matrix<T> k = rowsOf(tensors[K], in[K], offsets[K], row, n, copyK);
+      scoreKeys(attention_, at, n, block.first, widthQ, T(attention_.scale), k, queries, scores);
+      addKeys(block.first, at, n, documents, scores, running);
+      for (int64_t r = 0; adds && r < rows; ++r) {
         for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= running.rescale[r];
       }
-      Matrix<T> v = rowsOf(tensors[V], in[V], offsets[V], at, n, copyV);
-      addToQueries(attention_, at, n, begin, rows, widthV, T(1), scores, v, at != keys.first, a,
-                   rowA);
-    }
+      Matrix<T> v = rowsOf(tensors[V], in[V], offsets[V], row, n, copyV);
+      addToQueries(attention_, at, n, block.first, rows, widthV, T(1), scores, v, adds, a, rowA);
+      adds = sees = true;
+    });
+    if (!adds)
+      for (int64_t r = 0; r < rows; ++r) std::fill_n(a + r * rowA, widthA, T(0));
     T lse[kQueries];
 #pragma omp simd
     for (int64_t r = 0; r < kQueries; ++r) {
-      lse[r] = running.most[r] + fastLog(running.total[r]);
-      running.total[r] = T(1) / running.total[r];
+      bool isSeeing = running.total[r] > 0;
+      lse[r] = isSeeing ? running.most[r] + fastLog(running.total[r]) : T(kNoKeys);
+      running.total[r] = isSeeing ? T(1) / running.total[r] : T(0);
     }
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; sees && r < rows; ++r) {
 #pragma omp simd
       for (int64_t i = 0; i < widthA; ++i) a[r * rowA + i] *= running.total[r];
     }
-    storeRow(lse, out[1], tensors[Lse].elem, offsets[Lse] + begin * tensors[Lse].row,
-             tensors[Lse].row, rows);
-    storeRows(tensors[A], a, out[0], offsets[A], begin, rows);
+    storeRow(lse, out[1], tensors[Lse].elem, lseAt, tensors[Lse].row, rows);
+    storeRows(tensors[A], a, out[0], offsets[A], block.at, rows);
   }
 
   // Of each query: the maximum and the sum of exp(score - maximum) so far, and what the last keys
@@ -355,14 +241,34 @@ class AttendKernel : public Kernel {
     T most[kQueries], total[kQueries], rescale[kQueries];
   };
 
+  // What the keys before have given; the results may lie on it.
+  void takeBefore(const QueryBlock& block, const int64_t* offsets, Operands in, T* a, int64_t rowA,
+                  Running& running) const {
+    const Tensor &before = attention_.tensors[Before], &lse = attention_.tensors[LseBefore];
+    T spare[kQueries];
+    int64_t at = offsets[Before] + block.at * before.row;
+    for (int64_t r = 0; r < block.rows; ++r) {
+      T* to = a + r * rowA;
+      const T* from = loadRow(in[3], before.elem, at + r * before.row, before.column, before.width, to);
+      if (from != to) std::copy_n(from, before.width, to);
+    }
+    std::fill_n(running.total, kQueries, T(1));
+    std::fill_n(running.most, kQueries, T(kNoKeys));
+    const T* found = loadRow(in[4], lse.elem, offsets[LseBefore] + block.at * lse.row, lse.row,
+                             block.rows, spare);
+    std::copy_n(found, block.rows, running.most);
+  }
+
   // Turns the scores of some keys into exp(score - maximum).
-  void addKeys(int64_t begin, int64_t at, int64_t n, T* scores, Running& running) const {
+  void addKeys(int64_t begin, int64_t at, int64_t n, const Documents& documents, T* scores,
+               Running& running) const {
     alignas(64) T most[kQueries], shift[kQueries];
     std::copy_n(running.most, kQueries, most);
     for (int64_t j = 0; j < n; ++j) {
       T* row = scores + j * kQueries;
       Range seeing = queriesSeeing(attention_, at + j, begin);
       if (seeing.first > 0 || seeing.last < kQueries) hide(seeing, -kInfinity, row);
+      if (attention_.hasDocuments) documents.hide(j, -kInfinity, row);
 #pragma omp simd
       for (int64_t i = 0; i < kQueries; ++i) most[i] = row[i] > most[i] ? row[i] : most[i];
     }
@@ -386,161 +292,34 @@ class AttendKernel : public Kernel {
 
   static constexpr T kInfinity = std::numeric_limits<T>::infinity();
   Attention attention_;
-  Shared& shared_;
-};
-
-template <class T>
-class AttendGradKernel : public Kernel {
- public:
-  AttendGradKernel(Attention attention, Shared& shared)
-      : attention_(std::move(attention)), shared_(shared) {
-    const auto& t = attention_.tensors;
-    int64_t whole = attention_.positions * 2 * (t[K].width + t[V].width);
-    int64_t block = kQueries * (2 * kKeys + 3 * t[Q].width + 3 * t[A].width + 1);
-    shared_.pool.reserveScratch((whole + block + 64) * int64_t(sizeof(T)));
-  }
-
-  void run(const RunContext&, Operands in, Results out) override {
-    for (const Part& part : attention_.parts) {
-      shared_.pool.parallelFor(countOf(part.shared), [&](int64_t task, int thread) {
-        runTask(part, task, thread, in, out);
-      });
-    }
-  }
-
- private:
-  enum { Q, K, V, A, Lse, Da, Dq, Dk, Dv };
-
-  // A task's scratch, and its keys and values whole.
-  struct Task {
-    T *scores, *slopes, *copyQ, *copyA, *copyDa, *copyDq, *queries, *columnsDa, *dot;
-    Matrix<T> k, v;
-    T *dk, *dv;
-    int64_t rowDk, rowDv;
-  };
-
-  void runTask(const Part& part, int64_t index, int thread, Operands in, Results out) const {
-    const auto& t = attention_.tensors;
-    int64_t positions = attention_.positions;
-    int64_t start[9];
-    std::copy_n(part.start.begin(), 9, start);
-    addOffsets(part.shared, index, start);
-    T* free = reinterpret_cast<T*>(shared_.pool.scratch(thread));
-    auto take = [&](int64_t size) { return std::exchange(free, free + size); };
-    Task task;
-    task.scores = take(kQueries * kKeys);
-    task.slopes = take(kQueries * kKeys);
-    task.copyQ = take(kQueries * t[Q].width);
-    task.copyDq = take(kQueries * t[Q].width);
-    task.copyA = take(kQueries * t[A].width);
-    task.copyDa = take(kQueries * t[A].width);
-    task.queries = take(kQueries * t[Q].width);
-    task.columnsDa = take(kQueries * t[A].width);
-    task.dot = take(kQueries);
-    task.k = rowsOf(t[K], in[K], start[K], 0, positions, take(positions * t[K].width));
-    task.v = rowsOf(t[V], in[V], start[V], 0, positions, take(positions * t[V].width));
-    T *copyDk = take(positions * t[K].width), *copyDv = take(positions * t[V].width);
-    std::tie(task.dk, task.rowDk) = targetOf(t[Dk], out[1], start[Dk], 0, copyDk);
-    std::tie(task.dv, task.rowDv) = targetOf(t[Dv], out[2], start[Dv], 0, copyDv);
-    for (int64_t p = 0; p < positions; ++p) {
-      std::fill_n(task.dk + p * task.rowDk, t[K].width, T(0));
-      std::fill_n(task.dv + p * task.rowDv, t[V].width, T(0));
-    }
-    for (int64_t o = 0; o < countOf(part.own); ++o) {
-      int64_t offsets[9];
-      std::copy_n(start, 9, offsets);
-      addOffsets(part.own, o, offsets);
-      for (int64_t begin = 0; begin < positions; begin += kQueries) {
-        runBlock(begin, offsets, task, in, out);
-      }
-    }
-    storeRows(t[Dk], task.dk, out[1], start[Dk], 0, positions);
-    storeRows(t[Dv], task.dv, out[2], start[Dv], 0, positions);
-  }
-
-  void runBlock(int64_t begin, const int64_t* offsets, const Task& task, Operands in,
-                Results out) const {
-    const auto& t = attention_.tensors;
-    int64_t rows = std::min(kQueries, attention_.positions - begin);
-    Matrix<T> q = rowsOf(t[Q], in[Q], offsets[Q], begin, rows, task.copyQ);
-    Matrix<T> a = rowsOf(t[A], in[A], offsets[A], begin, rows, task.copyA);
-    Matrix<T> da = rowsOf(t[Da], in[Da], offsets[Da], begin, rows, task.copyDa);
-    auto [dq, rowDq] = targetOf(t[Dq], out[0], offsets[Dq], begin, task.copyDq);
-    transpose(rows, t[Q].width, q.data, q.rows, task.queries, kQueries);
-    transpose(rows, t[A].width, da.data, da.rows, task.columnsDa, kQueries);
-    for (int64_t r = 0; r < rows; ++r) {
-      task.dot[r] = dotRow(a.data + r * a.rows, da.data + r * da.rows, t[A].width);
-    }
-    T lse[kQueries] = {};
-    const T* found =
-        loadRow(in[Lse], t[Lse].elem, offsets[Lse] + begin * t[Lse].row, t[Lse].row, rows, lse);
-    if (found != lse) std::copy_n(found, rows, lse);
-    int64_t widthQ = t[Q].width, widthV = t[V].width;
-    T scale = T(attention_.scale);
-    Range keys = keysSeen(attention_, begin, begin + rows);
-    for (int64_t at = keys.first; at < keys.last; at += kKeys) {
-      int64_t n = std::min(kKeys, keys.last - at);
-      Matrix<T> k = task.k, v = task.v;
-      k.data += at * k.rows;
-      v.data += at * v.rows;
-      scoreKeys(attention_, at, n, begin, widthQ, scale, k, task.queries, task.scores);
-      scoreKeys(attention_, at, n, begin, widthV, T(1), v, task.columnsDa, task.slopes);
-      for (int64_t j = 0; j < n; ++j) {
-        slopes(queriesSeeing(attention_, at + j, begin), lse, task.dot, task.scores + j * kQueries,
-               task.slopes + j * kQueries);
-      }
-      addToKeys(attention_, at, n, begin, rows, widthV, T(1), task.scores, da,
-                task.dv + at * task.rowDv, task.rowDv);
-      addToKeys(attention_, at, n, begin, rows, widthQ, scale, task.slopes, q,
-                task.dk + at * task.rowDk, task.rowDk);
-      addToQueries(attention_, at, n, begin, rows, widthQ, scale, task.slopes, k, at != keys.first,
-                   dq, rowDq);
-    }
-    storeRows(t[Dq], dq, out[0], offsets[Dq], begin, rows);
-  }
-
-  // Of one key: scores become probabilities p, and da.v becomes p * (da.v - da.a).
-  static void slopes(Range seeing, const T* lse, const T* dot, T* scores, T* slopes) {
-    bool all = seeing.first == 0 && seeing.last == kQueries;
-    if (!all) hide(seeing, -std::numeric_limits<T>::infinity(), scores);
-    if (!all) hide(seeing, T(0), slopes);
-#pragma omp simd
-    for (int64_t i = 0; i < kQueries; ++i) {
-      T p = fastExp(scores[i] - lse[i]);
-      scores[i] = p;
-      slopes[i] = p * (slopes[i] - dot[i]);
-    }
-  }
-
-  Attention attention_;
+  bool goesOn_;
+  size_t firstDocuments_;  // operand
   Shared& shared_;
 };
 
 }  // namespace
 
 KernelOr prepareAttend(const Op& op, Shared& shared) {
-  llvm::SmallVector<const Type*, 5> types;
-  for (const Value* value : op.operands()) types.push_back(&value->type);
-  for (const Value* value : op.results()) types.push_back(&value->type);
-  auto attention = analyse(
-      op, types, {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row}, shared.rank);
+  bool goesOn = op.kind == OpKind::AttendBlock;
+  const Type none;
+  size_t documents = size_t(op.info().minOperands);
+  auto operand = [&](size_t i) {
+    return i < op.operands().size() ? &op.operand(unsigned(i))->type : &none;
+  };
+  auto likeIf = [](bool is, Like like) { return is ? like : Like::None; };
+  bool hasDocuments = op.operands().size() > documents;
+  auto attention = analyseAttention(
+      op,
+      {operand(0), operand(1), operand(2), &op.result(0)->type, &op.result(1)->type,
+       goesOn ? operand(3) : &none, goesOn ? operand(4) : &none, operand(documents),
+       operand(documents + 1)},
+      {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row, likeIf(goesOn, Like::Output),
+       likeIf(goesOn, Like::Row), likeIf(hasDocuments, Like::Row),
+       likeIf(hasDocuments, Like::RowOfKeys)},
+      shared.rank);
   if (!attention) return attention.takeError();
   return withCompute(op, [&](auto zero) -> KernelOr {
-    return std::make_unique<AttendKernel<decltype(zero)>>(*attention, shared);
-  });
-}
-
-KernelOr prepareAttendGrad(const Op& op, Shared& shared) {
-  llvm::SmallVector<const Type*, 9> types;
-  for (const Value* value : op.operands()) types.push_back(&value->type);
-  for (const Value* value : op.results()) types.push_back(&value->type);
-  auto attention = analyse(op, types,
-                           {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row,
-                            Like::Output, Like::Query, Like::Key, Like::Value},
-                           shared.rank);
-  if (!attention) return attention.takeError();
-  return withCompute(op, [&](auto zero) -> KernelOr {
-    return std::make_unique<AttendGradKernel<decltype(zero)>>(*attention, shared);
+    return std::make_unique<AttendKernel<decltype(zero)>>(*attention, goesOn, shared);
   });
 }
 

@@ -53,6 +53,7 @@ Maker makerOf(const Op& op) {
     case OpKind::Rope:
       return cpu::prepareRope;
     case OpKind::Attend:
+    case OpKind::AttendBlock:
       return cpu::prepareAttend;
     case OpKind::AttendGrad:
       return cpu::prepareAttendGrad;

@@ -94,7 +94,7 @@ KernelOr prepareLogSumExp(const Op& op, Shared& shared);
 KernelOr prepareCrossEntropyTotal(const Op& op, Shared& shared);
 KernelOr prepareCrossEntropyGrad(const Op& op, Shared& shared);
 KernelOr prepareRope(const Op& op, Shared& shared);
-KernelOr prepareAttend(const Op& op, Shared& shared);
+KernelOr prepareAttend(const Op& op, Shared& shared);  // also attend_block
 KernelOr prepareAttendGrad(const Op& op, Shared& shared);
 KernelOr prepareDropout(const Op& op, Shared& shared);
 KernelOr prepareConcat(const Op& op, Shared& shared);
