@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Compiles and verifies plans over pairs of options: for every two options, every pair of their values
-occurs in some plan. Usage: sweep.py PLANC PLANRUN [--table stages] [--sample K/N] [--only I]
+occurs in some plan. Usage: sweep.py PLANC PLANRUN [--table stages|axes] [--sample K/N] [--only I]
 [--keep DIR] [--list] [--also-own] [--comm mpi].
 
 Each plan runs on all its ranks and its model on one (`planrun verify`, f64, 3 steps); with --also-own
 also in the plan's own precision. With --comm mpi ranks are processes, and plans of more than 8 are left
 out. The plans follow from the tables below alone: `ranks` crosses what splits tensors, `stages` the
-pipeline with a few of each of those."""
+pipeline with a few of each of those, `axes` all five axes with rings and experts."""
 
 import argparse
 import itertools
@@ -15,6 +15,8 @@ import os
 import subprocess
 import sys
 import tempfile
+
+import axes
 
 RANKS = {
     "model": ["gpt2", "llama", "moe", "own"],
@@ -49,7 +51,8 @@ STAGES = {
     "axes": ["plain", "swapped"],
     "rate": [0, 0.1],
 }
-TABLES = {"ranks": (RANKS, 200), "stages": (STAGES, 120)}  # and the least number of plans
+TABLES = {"ranks": (RANKS, 200), "stages": (STAGES, 120),
+          "axes": (axes.AXES, 160)}  # and the least number of plans
 MOST_RANKS = 64
 MOST_PROCESSES = 8
 # Processes as root, and more than processors: as in containers.
@@ -58,7 +61,7 @@ MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 
 
 def fits(case):
-    return case.get("data", 1) * case.get("tensor", 1) * case.get("pipe", 1) <= MOST_RANKS
+    return axes.ranks(case) <= MOST_RANKS
 
 
 def random(n):
@@ -124,6 +127,8 @@ def layers(case):
 
 
 def plan(case):
+    if "context" in case:
+        return axes.plan(case)
     data, tensor, kv = case["data"], case["tensor"], case.get("kv", 0)
     if case["model"] == "gpt2":
         kv = 0
@@ -279,10 +284,6 @@ module project(x[batch, seq, model]) {
             "\n".join(lines) + "\n}\n")
 
 
-def ranks(case):
-    return case["data"] * case["tensor"] * case.get("pipe", 1)
-
-
 def run(command):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           env=dict(os.environ, **MPI))
@@ -307,7 +308,7 @@ def main():
     for number, case in enumerate(all_cases):
         if (number - first) % step if arguments.only is None else number != arguments.only:
             continue
-        if arguments.comm == "mpi" and ranks(case) > MOST_PROCESSES:
+        if arguments.comm == "mpi" and axes.ranks(case) > MOST_PROCESSES:
             continue
         text = ", ".join(f"{k} {v}" for k, v in case.items())
         if arguments.list:
@@ -323,7 +324,7 @@ def main():
             code, output = run([arguments.planc, "compile", path, "-o", program])
             verify = [arguments.planrun, "verify", program, "--comm", arguments.comm]
             if arguments.comm == "mpi":
-                verify = ["mpirun", "-n", str(ranks(case))] + verify
+                verify = ["mpirun", "-n", str(axes.ranks(case))] + verify
             if code == 0:
                 code, output = run(verify)
             if code == 0 and arguments.also_own:
