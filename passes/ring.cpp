@@ -115,6 +115,7 @@ void Ring::forward() {
   Values carried = travelling_;
   carried.push_back(builder_.constant(0, result.withElem(running(result.elem))));
   carried.push_back(builder_.constant(kNoKeys, op_.result(1)->type));
+  for (unsigned i = 0; i < 2; ++i) carried[travelling_.size() + i]->name = op_.result(i)->name;
   std::string name = repeatName();
   Op* repeat = builder_.repeat(name, blocks_, false, carried);
   Builder body(repeat->body.get());
@@ -134,6 +135,7 @@ void Ring::forward() {
   Attrs attrs = attrs_;
   attrs.set("block", int64_t{1});
   Op* attend = body.create(OpKind::AttendBlock, operands, {a->type, lse->type}, attrs);
+  for (unsigned i = 0; i < 2; ++i) attend->result(i)->name = op_.result(i)->name;
   next.append({attend->result(0), attend->result(1)});
   body.create(OpKind::Yield, next, {});
   replace(0, repeat->result(unsigned(keys)));
