@@ -126,7 +126,8 @@ void Sharder::typeSlot(Variable& slot) {
   if (const Op* def = value->def(); def && def->kind != OpKind::Repeat && def->kind != OpKind::Read) {
     Assignment assignment = rules_.assign(*def);
     made = assignment.apply(value->type);
-    if (def->kind == OpKind::Route) made.partial = summedAxes(module_.grid, assignment, made);
+    if (def->kind == OpKind::Route || def->kind == OpKind::Pack)
+      made.partial = summedAxes(module_.grid, assignment, made);
   }
   bool gathersAgain = llvm::is_contained(module_.settings.words("recompute"), "gather");
   bool isGathered = llvm::any_of(value->uses(), [&](const Use& use) {
