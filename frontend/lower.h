@@ -190,7 +190,11 @@ class Lowering {
   Item lowerDropout(BoundArgs& args);
   Item lowerSlice(BoundArgs& args);
   Item lowerRoute(BoundArgs& args);
-  void lowerPenalty(const Op& route, double factor);
+  std::optional<Attrs> groupsOf(const BoundArgs& args, int64_t experts);
+  void lowerPacking(Op& route, double capacity, Routing& routing);
+  void addPenalty(Value* penalty);
+  void lowerBalance(const Op& route, double factor);
+  void lowerLogits(const Op& route, double factor);
   Item lowerDispatch(BoundArgs& args);
   Item lowerCombine(BoundArgs& args);
   Value* lowerCrossEntropy(const ast::Expr& call);

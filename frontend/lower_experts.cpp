@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "frontend/lower_builtins.h"
+#include "ir/verify_shapes.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace planc::lowering {
 
@@ -42,56 +44,123 @@ Item Lowering::lowerRoute(BoundArgs& args) {
         .suggest("'capacity' and 'per = sequence' count within sequences");
     return poison();
   }
-  routing->rows = saturatingMul(tokens, top);
-  if (capacity > 0) {
-    double perExpert = std::ceil(capacity * double(length) * double(top) / double(over.size));
-    double bound = double(over.size) * double(sequences) * perExpert;
-    if (bound < double(routing->rows)) routing->rows = int64_t(bound);
-  }
+  auto limits = groupsOf(args, over.size);
+  if (!limits) return poison();
   Type choice{Elem::I32, routing->tokens};
   choice.dims.push_back(Dim{"choice", top, ""});
   if (!fits(choice, loc)) return poison();
   Attrs attrs{{"over", over.name},       {"top", top},
               {"score", args[4].word},   {"normalise", int64_t(args[5].number)},
-              {"scale", args[6].number}, {"per", args[8].word},
-              {"capacity", capacity}};
-  if (length) attrs.set("seq", "seq");
-  Type offsets{Elem::I32, {Dim{"bound", over.size + 1, ""}}};
+              {"scale", args[6].number}, {"per", args[8].word}};
+  for (const auto& [key, value] : *limits) attrs.set(key, value);
+  if (perSequence) attrs.set("seq", "seq");
   Type sums{scalar_, {over}};  // the groups of the penalty, and the experts
   if (perSequence) sums = s.value->type.without("seq").withElem(scalar_);
   Op* op = at(loc).create(OpKind::Route, {s.value},
-                          {choice, choice.withElem(scalar_), choice, offsets, sums, sums}, attrs);
+                          {choice, choice.withElem(scalar_), sums, sums}, attrs);
   unsigned i = 0;
-  for (const char* name : {"choice", "gate", "row", "offsets", "load", "share"})
-    op->result(i++)->name = name;
-  routing->gate = op->result(1);
-  routing->row = op->result(2);
-  routing->offsets = op->result(3);
+  for (const char* name : {"choice", "gate", "load", "share"}) op->result(i++)->name = name;
+  lowerPacking(*op, capacity, *routing);
   if (args[2].number > 0) {
     double groups = double(perSequence ? sequences : 1), perGroup = double(tokens) / groups;
     double load = double(over.size) / (double(top) * perGroup);
-    lowerPenalty(*op, args[2].number * load / perGroup / groups);
+    lowerBalance(*op, args[2].number * load / perGroup / groups);
   }
+  if (args[12].number > 0) lowerLogits(*op, args[12].number / double(tokens));
   Item item;
   item.kind = Item::Route;
   item.routing = std::move(routing);
   return item;
 }
 
-// The mean over groups of sum_e f_e P_e, where f_e = experts/(top*T) * load and P_e = share/T for a
-// group of T tokens. `factor` is all that does not depend on the tokens.
-void Lowering::lowerPenalty(const Op& route, double factor) {
-  Type scalar{scalar_, {}};
-  Value* product = builder_.elementwise(OpKind::Mul, {route.result(4), route.result(5)});
-  Value* sum = builder_.value(OpKind::Sum, {product}, scalar);
-  Value* penalty =
-      builder_.value(OpKind::Mul, {sum, builder_.constant(factor, scalar)}, scalar, {}, "penalty");
+// What the groups of experts add to a route's attributes: nothing when a token may choose from all.
+std::optional<Attrs> Lowering::groupsOf(const BoundArgs& args, int64_t experts) {
+  int64_t top = int64_t(args[1].number), groups = int64_t(args[9].number);
+  int64_t kept = args[10].number > 0 ? int64_t(args[10].number) : groups;
+  if (groups > experts || experts % groups != 0) {
+    error(args[9].loc, Diag::ExpertGroups, groups, experts)
+        .suggest("'groups' must divide " + std::to_string(experts));
+    return std::nullopt;
+  }
+  int64_t size = experts / groups;
+  if (kept > groups) {
+    error(args[10].loc, Diag::KeptGroups, kept, groups)
+        .suggest("'kept' may be 1 to " + std::to_string(groups));
+    return std::nullopt;
+  }
+  if (top > kept * size) {
+    error(args[1].loc, Diag::TopKept, top, kept * size, kept)
+        .suggest("keep at least " + std::to_string((top + size - 1) / size) + " groups");
+    return std::nullopt;
+  }
+  if (args[11].word == "best2" && size < 2) {
+    error(args[11].loc, Diag::GroupOfOne)
+        .suggest("use group_score = best, or fewer groups");
+    return std::nullopt;
+  }
+  if (kept == groups) return Attrs{};
+  return Attrs{{"groups", groups}, {"kept", kept}, {"group_score", args[11].word}};
+}
+
+// What follows from the choices: who finds room, and which packed row each has.
+void Lowering::lowerPacking(Op& route, double capacity, Routing& routing) {
+  Value *choice = route.result(0), *gate = route.result(1);
+  int64_t experts = routing.expert.size;
+  llvm::SmallVector<Value*, 2> operands{choice};
+  Op* admit = nullptr;
+  if (capacity > 0) {
+    admit = builder_.create(
+        OpKind::Admit, {choice}, {gate->type},
+        {{"capacity", capacity}, {"experts", experts}, {"seq", "seq"}, {"choice", "choice"}},
+        nullptr, "fit");
+    operands.push_back(admit->result());
+    gate = builder_.value(OpKind::Mul, {gate, admit->result()}, gate->type, {}, "admitted");
+  }
+  Op* pack = builder_.create(OpKind::Pack, operands,
+                             {choice->type, Type{Elem::I32, {Dim{"bound", experts + 1, ""}}}},
+                             {{"experts", experts}, {"choice", "choice"}});
+  pack->result(0)->name = "row";
+  pack->result(1)->name = "offsets";
+  routing.gate = gate;
+  routing.row = pack->result(0);
+  routing.offsets = pack->result(1);
+  // A rank that has a piece of a sequence may have all of the tokens that an expert takes of it.
+  bool isCut = llvm::any_of(settings_.splits, [](const Split& split) { return split.dim == "seq"; });
+  routing.rows = packedRows(*pack, isCut ? nullptr : admit);
+}
+
+// Adds a penalty of a microbatch to the loss, and shows the step's mean.
+void Lowering::addPenalty(Value* penalty) {
   addLoss(penalty, true);
+  Type scalar{scalar_, {}};
   if (settings_.microbatches > 1)
     penalty = builder_.value(
         OpKind::Mul, {penalty, builder_.constant(1.0 / double(settings_.microbatches), scalar)},
         scalar);
   builder_.create(OpKind::Accum, {penalty}, {}, {}, metric("penalty", scalar_));
+}
+
+// The mean over groups of sum_e f_e P_e, where f_e = experts/(top*T) * load and P_e = share/T for a
+// group of T tokens. `factor` is all that does not depend on the tokens.
+void Lowering::lowerBalance(const Op& route, double factor) {
+  Type scalar{scalar_, {}};
+  Value* product = builder_.elementwise(OpKind::Mul, {route.result(2), route.result(3)});
+  Value* sum = builder_.value(OpKind::Sum, {product}, scalar);
+  addPenalty(builder_.value(OpKind::Mul, {sum, builder_.constant(factor, scalar)}, scalar, {},
+                            "penalty"));
+}
+
+// The z-loss (Zoph et al. 2022): the sum over tokens of the squared log-sum-exp of the scores, times
+// `factor`.
+void Lowering::lowerLogits(const Op& route, double factor) {
+  Type scalar{scalar_, {}};
+  Value* scores = route.operand(0);
+  std::string over = route.attrs.word("over");
+  Type byToken = scores->type.without(over).withElem(scalar_);
+  Value* lse = builder_.value(OpKind::LogSumExp, {scores}, byToken, {{"over", over}}, "lse");
+  Value* sum = builder_.value(OpKind::Sum, {builder_.elementwise(OpKind::Square, {lse})}, scalar);
+  addPenalty(builder_.value(OpKind::Mul, {sum, builder_.constant(factor, scalar)}, scalar, {},
+                            "z_loss"));
 }
 
 // [expert, slot, ...]: the slot is the declared dim that is neither the experts' nor the operand's.
@@ -163,7 +232,7 @@ Item Lowering::lowerCombine(BoundArgs& args) {
     type.dims.push_back(dim);
   }
   type.dims = ordered(type.dims, args.wanted);
-  return Item::tensor(emit(OpKind::Combine, {o.value, routing.gate, routing.row}, type,
+  return Item::tensor(emit(OpKind::Combine, {o.value, routing.gate, routing.row, routing.offsets}, type,
                            {{"over", routing.expert.name}}, loc));
 }
 

@@ -154,9 +154,23 @@ Linear linearIn(const Op& op, unsigned operand) {
 }
 
 int offsetsOperand(const Op& op) {
-  int at = op.kind == OpKind::Einsum || op.kind == OpKind::Dispatch ? 2
-           : op.kind == OpKind::Sum || op.kind == OpKind::Spread    ? 1
-                                                                    : -1;
+  auto at = [&]() -> int {
+    switch (op.kind) {
+      case OpKind::Sum:
+      case OpKind::Spread:
+        return 1;
+      case OpKind::Einsum:
+      case OpKind::Dispatch:
+      case OpKind::DispatchGrad:
+        return 2;
+      case OpKind::Combine:
+        return 3;
+      case OpKind::CombineGrad:
+        return 4;
+      default:
+        return -1;
+    }
+  }();
   return at < int(op.operands().size()) ? at : -1;
 }
 

@@ -35,6 +35,8 @@ static bool moves(const Op& op) {
     case OpKind::ShardSlice:
     case OpKind::Wait:
       return true;
+    case OpKind::Sum:  // of integers: it puts dims in another order
+      return !op.results().empty() && !isFloat(op.result()->type.elem);
     default:
       return false;
   }
@@ -59,24 +61,28 @@ const Variable* ValueSources::input(const Value* value) const {
   return op && op->kind == OpKind::Read && op->var->kind == VarKind::Input ? op->var : nullptr;
 }
 
-int64_t routeCapacity(const Type& scores, const Attrs& attrs) {
-  double capacity = attrs.number("capacity");
-  std::string seq = attrs.word("seq");
-  if (!(capacity > 0) || !scores.has(seq) || !scores.has(attrs.word("over"))) return 0;
-  double limit = std::ceil(capacity * double(scores.size(seq)) * double(attrs.integer("top")) /
-                           double(scores.size(attrs.word("over"))));
+int64_t admitted(const Op& admit) {
+  const Type& choice = admit.operand(0)->type;
+  auto sizeOf = [&](StringRef key) {
+    int at = choice.find(admit.attrs.word(key));
+    return at < 0 ? 1.0 : double(choice.dims[size_t(at)].all());
+  };
+  double limit = std::ceil(admit.attrs.number("capacity") * sizeOf("seq") * sizeOf("choice") /
+                           double(std::max<int64_t>(admit.attrs.integer("experts"), 1)));
   return limit < 1 ? 1 : limit > 1e15 ? int64_t(1e15) : int64_t(limit);
 }
 
-int64_t routedRows(const Type& scores, const Attrs& attrs) {
-  int64_t experts = scores.size(attrs.word("over"));
-  int64_t tokens = scores.elements() / experts;
-  int64_t rows = saturatingMul(tokens, attrs.integer("top"));
-  if (int64_t capacity = routeCapacity(scores, attrs)) {
-    int64_t sequences = tokens / scores.size(attrs.word("seq"));
-    rows = std::min(rows, saturatingMul(saturatingMul(experts, sequences), capacity));
-  }
-  return rows;
+int64_t packedRows(const Op& pack, const Op* admit) {
+  const Type& choice = pack.operand(0)->type;
+  int64_t rows = choice.elements();
+  if (!admit) return rows;
+  for (StringRef key : {"seq", "choice"})
+    if (!choice.has(admit->attrs.word(key))) return rows;
+  int64_t sequences = rows / choice.size(admit->attrs.word("seq")) /
+                      choice.size(admit->attrs.word("choice"));
+  int64_t taken = saturatingMul(saturatingMul(sequences, pack.attrs.integer("experts")),
+                                admitted(*admit));
+  return std::min(rows, taken);
 }
 
 namespace {
@@ -124,10 +130,6 @@ Error expectElem(StringRef what, const Type& type, bool isInt) {
   return broken(what + (isInt ? " must hold i32" : " must hold floating-point numbers"));
 }
 
-bool isOffsetsOfRoute(const Value* from) {
-  return from && from->def()->kind == OpKind::Route && from->index() == 3;
-}
-
 #define TRY(expression) \
   if (Error error = (expression)) return error
 
@@ -148,7 +150,9 @@ class Shapes {
   Error elements() const;
   Error consistent() const;
   Error ids(unsigned operand, const Dim& dim, StringRef what) const;
-  Error routed(unsigned row, int offsets, const Dims& rows) const;
+  const Op* packOf(const Value* value, unsigned result) const;
+  int64_t rowsOf(const Op& pack) const;
+  Error routed(unsigned row, unsigned offsets, const Dims& rows) const;
   Error offsetsOf(unsigned operand, const Type& ragged) const;
 
   Error variableOp() const;
@@ -168,6 +172,9 @@ class Shapes {
   Error slice() const;
   Error route() const;
   Error routeGrad() const;
+  Error groupedChoice(int64_t experts) const;
+  Error admit() const;
+  Error pack() const;
   Error dispatch() const;
   Error combine() const;
   Error rowCounts() const;
@@ -195,6 +202,10 @@ Error Shapes::elements() const {
                ? expectElem(("operand " + Twine(i)).str(), op_.operand(i)->type, isInt)
                : Error::success();
   };
+  // A sum that sums nothing only puts dims in another order.
+  bool isIntSum = op_.kind == OpKind::Sum && !op_.var && op_.operands().size() == 1 &&
+                  op_.operand(0)->type.elem == Elem::I32 && sameSet(in(0), out());
+  if (isIntSum) return expectElem("result 0", op_.result()->type, true);
   auto isIntOperand = [&](unsigned i) {
     switch (op_.kind) {
       case OpKind::Attend:
@@ -206,13 +217,15 @@ Error Shapes::elements() const {
       case OpKind::Sum:
       case OpKind::Spread:
       case OpKind::Lookup:
-      case OpKind::DispatchGrad:
+      case OpKind::RouteGrad:
       case OpKind::CrossEntropyPart:
         return i == 1;
       case OpKind::CrossEntropyTotal:
         return i == 0 || i == 3;
       case OpKind::LookupGrad:
       case OpKind::CountValid:
+      case OpKind::Admit:
+      case OpKind::Pack:
       case OpKind::LearningRate:
       case OpKind::RowCounts:
       case OpKind::RowOffsets:
@@ -220,13 +233,12 @@ Error Shapes::elements() const {
       case OpKind::CrossEntropy:
       case OpKind::CrossEntropyGrad:
       case OpKind::Dispatch:
-        return i == 1 || i == 2;
-      case OpKind::RouteGrad:
+      case OpKind::DispatchGrad:
         return i == 1 || i == 2;
       case OpKind::Combine:
-        return i == 2;
+        return i == 2 || i == 3;
       case OpKind::CombineGrad:
-        return i == 3;
+        return i == 3 || i == 4;
       case OpKind::AdamW:
         return i == 6;
       default:
@@ -234,9 +246,9 @@ Error Shapes::elements() const {
     }
   };
   auto isIntResult = [&](unsigned i) {
-    return op_.kind == OpKind::CountValid || op_.kind == OpKind::RowCounts ||
-           op_.kind == OpKind::RowOffsets ||
-           (op_.kind == OpKind::Route && (i == 0 || i == 2 || i == 3));
+    return op_.kind == OpKind::CountValid || op_.kind == OpKind::Pack ||
+           op_.kind == OpKind::RowCounts || op_.kind == OpKind::RowOffsets ||
+           (op_.kind == OpKind::Route && i == 0);
   };
   if (op_.var && !isFloat(op_.var->type.elem)) return broken("accumulates into integers");
   for (unsigned i = 0; i < op_.operands().size(); ++i) TRY(operand(i, isIntOperand(i)));
@@ -280,42 +292,54 @@ Error Shapes::ids(unsigned operand, const Dim& dim, StringRef what) const {
   return Error::success();
 }
 
-// Rows must come from `route`, and the ragged dim must have room for all of them.
-Error Shapes::routed(unsigned row, int offsets, const Dims& ragged) const {
-  const Value* from = sources_.source(op_.operand(row));
-  if (!from || from->def()->kind != OpKind::Route || from->index() != 2)
-    return broken("rows must come from a route");
-  const Op& route = *from->def();
-  const Type& scores = route.operand(0)->type;
-  if (route.attrs.word("over").empty() || !scores.has(route.attrs.word("over")))
-    return broken("rows must come from a route");
+// The `pack` that made rows or offsets; null: none did.
+const Op* Shapes::packOf(const Value* value, unsigned result) const {
+  const Value* from = sources_.source(value);
+  bool isPack = from && from->def()->kind == OpKind::Pack && from->index() == result;
+  return isPack ? from->def() : nullptr;
+}
+
+// What `admit` let in, as far as that is known.
+int64_t Shapes::rowsOf(const Op& pack) const {
+  const Value* fit = pack.operands().size() > 1 ? sources_.source(pack.operand(1)) : nullptr;
+  return packedRows(pack, fit && fit->def()->kind == OpKind::Admit ? fit->def() : nullptr);
+}
+
+// Rows must come from `pack`, and the ragged dim must have room for all of them.
+Error Shapes::routed(unsigned row, unsigned offsets, const Dims& ragged) const {
+  const Op* pack = packOf(op_.operand(row), 0);
+  if (!pack) return broken("rows must come from a pack");
   std::string group = word("over");
   if (group.empty() || ragged.size() < 2 || ragged[0].name != group || ragged[1].over != group)
     return broken("packed rows must start with [over, slot~over, ...]");
-  if (ragged[0].size != scores.size(route.attrs.word("over")))
-    return broken("has " + Twine(ragged[0].size) + " groups, but the route has " +
-                  Twine(scores.size(route.attrs.word("over"))));
-  if (ragged[1].size < routedRows(scores, route.attrs))
-    return broken("has room for " + Twine(ragged[1].size) + " rows, but the route makes up to " +
-                  Twine(routedRows(scores, route.attrs)));
-  if (offsets >= 0) TRY(offsetsOf(unsigned(offsets), {Elem::F32, ragged}));
-  return Error::success();
+  if (ragged[0].all() != pack->attrs.integer("experts"))
+    return broken("has " + Twine(ragged[0].all()) + " groups, but the pack has " +
+                  Twine(pack->attrs.integer("experts")));
+  if (ragged[1].size < rowsOf(*pack))
+    return broken("has room for " + Twine(ragged[1].size) + " rows, but the pack makes up to " +
+                  Twine(rowsOf(*pack)));
+  return offsetsOf(offsets, {Elem::F32, ragged});
 }
 
+// Offsets of all experts come from `pack`; those of a rank's own from `row_offsets`, and whether there
+// is room for their rows is known when they have come.
 Error Shapes::offsetsOf(unsigned operand, const Type& ragged) const {
   const Value* from = sources_.source(op_.operand(operand));
-  bool isExchanged = from && from->def()->kind == OpKind::RowOffsets;
-  if (!isExchanged && !isOffsetsOfRoute(from)) return broken("offsets must come from a route");
-  const Type& type = from->type;
-  if (type.dims.size() != 1 || type.dims[0].size != ragged.dims[0].size + 1)
-    return broken("offsets have dims " + list(type.dims) + " for " + Twine(ragged.dims[0].size) +
-                  " groups");
+  const Dim& groups = ragged.dims[0];
+  const Op* pack = packOf(op_.operand(operand), 1);
+  if (!pack && !(from && from->def()->kind == OpKind::RowOffsets))
+    return broken("offsets must come from a pack");
+  const Dims& dims = in(operand);
+  bool isOfOwn = dims.size() == 1 && dims[0].isSplit();
+  if (isOfOwn && op_.has(Packs)) return broken("needs the offsets of all experts");
+  if (!isOfOwn && groups.isSplit() && !op_.has(Packs))
+    return broken("needs the offsets of this rank's own experts");
+  int64_t size = (isOfOwn ? groups.size : groups.all()) + 1;
+  if (dims.size() != 1 || dims[0].size != size)
+    return broken("offsets have dims " + list(dims) + " for " + Twine(size - 1) + " groups");
   // Whether there is room for rows that ranks send each other is known only when they come.
-  if (isExchanged) return Error::success();
-  const Op& route = *from->def();
-  if (!route.operand(0)->type.has(route.attrs.word("over")) ||
-      ragged.dims[1].size < routedRows(route.operand(0)->type, route.attrs))
-    return broken("the ragged dim has no room for the route's rows");
+  if (pack && !isOfOwn && ragged.dims[1].size < rowsOf(*pack))
+    return broken("the ragged dim has no room for the pack's rows");
   return Error::success();
 }
 
@@ -606,20 +630,34 @@ Error Shapes::route() const {
   std::string score = word("score"), per = word("per");
   if (score != "softmax" && score != "sigmoid") return broken("unknown score '" + score + "'");
   if (per != "sequence" && per != "microbatch") return broken("unknown group '" + per + "'");
-  if (op_.attrs.has("seq") || op_.attrs.number("capacity") > 0 || per == "sequence")
-    TRY(needs("seq", 0));
+  if (per == "sequence") TRY(needs("seq", 0));
+  TRY(groupedChoice(experts));
   if (!op_.operand(0)->type.grouping().empty()) return broken("cannot route packed rows");
+  const Dims own{*findDim(in(0), over)};
+  if (op_.operands().size() > 1) TRY(expectDims("the bias", in(1), own));
   Dims choices = less(in(0), {over});
   if (findDim(choices, "choice")) return broken("the scores have a dim 'choice'");
   choices.push_back({"choice", top, ""});
-  for (unsigned i = 0; i < 3; ++i) TRY(expectDims(("result " + Twine(i)).str(), out(i), choices));
-  if (out(3).size() != 1 || out(3)[0].size != experts + 1)
-    return broken("offsets must have " + Twine(experts + 1) + " elements");
-  if (routedRows(op_.operand(0)->type, op_.attrs) > INT32_MAX)
-    return broken("makes more rows than an i32 counts");
-  Dims sums = per == "sequence" ? less(in(0), {word("seq")}) : Dims{*findDim(in(0), over)};
-  TRY(expectDims("the load", out(4), sums));
-  return expectDims("the share", out(5), sums);
+  for (unsigned i = 0; i < 2; ++i) TRY(expectDims(("result " + Twine(i)).str(), out(i), choices));
+  Dims sums = per == "sequence" ? less(in(0), {word("seq")}) : own;
+  TRY(expectDims("the load", out(2), sums));
+  return expectDims("the share", out(3), sums);
+}
+
+// The experts that are left to choose from must be enough.
+Error Shapes::groupedChoice(int64_t experts) const {
+  int64_t groups = op_.attrs.integer("groups", 1), kept = op_.attrs.integer("kept", groups);
+  if (groups < 1 || experts % groups != 0)
+    return broken("cuts " + Twine(experts) + " experts into " + Twine(groups) + " groups");
+  if (kept < 1 || kept > groups || kept * (experts / groups) < op_.attrs.integer("top"))
+    return broken("keeps " + Twine(kept) + " of " + Twine(groups) + " groups for " +
+                  Twine(op_.attrs.integer("top")) + " choices");
+  if (groups == 1) return Error::success();
+  std::string score = word("group_score");
+  if (score != "best" && score != "best2") return broken("unknown group score '" + score + "'");
+  if (score == "best2" && experts / groups < 2)
+    return broken("scores a group by two experts, but has one a group");
+  return Error::success();
 }
 
 Error Shapes::routeGrad() const {
@@ -628,21 +666,47 @@ Error Shapes::routeGrad() const {
   if (!choice || choice->def()->kind != OpKind::Route || choice->index() != 0)
     return broken("choices must come from a route");
   const Op& route = *choice->def();
-  if (route.operand(0)->type.dims != in(0) || route.attrs.word("over") != word("over"))
+  if (route.operand(0)->type.whole().dims != op_.operand(0)->type.whole().dims ||
+      route.attrs.word("over") != word("over"))
     return broken("the scores are not those of the route");
-  for (StringRef key : {"top", "score", "per", "normalise", "scale", "capacity", "seq"}) {
+  for (StringRef key : {"top", "score", "per", "normalise", "scale", "seq"}) {
     const Attr *mine = op_.attrs.find(key), *its = route.attrs.find(key);
     if (bool(mine) != bool(its) || (mine && *mine != *its))
       return broken("'" + key + "' differs from the route's");
   }
-  const Value* row = sources_.source(op_.operand(2));
-  if (!row || row->def()->kind != OpKind::Route || row->index() != 2)
-    return broken("rows must come from a route");
-  TRY(expectDims("operand 1", in(1), choice->type.dims));
-  TRY(expectDims("operand 2", in(2), in(1)));
-  TRY(expectDims("operand 3", in(3), in(1)));
-  TRY(expectDims("operand 4", in(4), route.result(5)->type.dims));
+  Dims choices = less(in(0), {word("over")});
+  choices.push_back({"choice", op_.attrs.integer("top"), ""});
+  Dims sums = word("per") == "sequence" ? less(in(0), {word("seq")})
+                                        : Dims{*findDim(in(0), word("over"))};
+  TRY(expectDims("operand 1", in(1), choices));
+  TRY(expectDims("operand 2", in(2), choices));
+  TRY(expectDims("operand 3", in(3), sums));
   return expectDims("the result", out(), in(0));
+}
+
+Error Shapes::admit() const {
+  for (StringRef key : {"seq", "choice"}) TRY(needs(key, 0));
+  if (!(op_.attrs.number("capacity") > 0)) return broken("has no 'capacity'");
+  if (op_.attrs.integer("experts") < 1) return broken("has no 'experts'");
+  return expectDims("the result", out(), in(0));
+}
+
+Error Shapes::pack() const {
+  int64_t experts = op_.attrs.integer("experts");
+  const Value* choice = sources_.source(op_.operand(0));
+  if (!choice || choice->def()->kind != OpKind::Route || choice->index() != 0)
+    return broken("choices must come from a route");
+  const Op& route = *choice->def();
+  const Dim* over = findDim(route.operand(0)->type.dims, route.attrs.word("over"));
+  if (!over || over->all() != experts)
+    return broken("packs for " + Twine(experts) + " experts, but the route has others");
+  TRY(needs("choice", 0));
+  if (op_.operands().size() > 1) TRY(expectDims("what fits", in(1), in(0)));
+  TRY(expectDims("the rows", out(0), in(0)));
+  if (out(1).size() != 1 || out(1)[0].size != experts + 1)
+    return broken("offsets must have " + Twine(experts + 1) + " elements");
+  return rowsOf(op_) <= INT32_MAX ? Error::success()
+                                  : broken("makes more rows than an i32 counts");
 }
 
 Error Shapes::dispatch() const {
@@ -651,7 +715,7 @@ Error Shapes::dispatch() const {
   const Dims& x = isGrad ? out() : in(0);
   Dims tokens = less(in(1), {"choice"});
   if (tokens.size() + 1 != in(1).size()) return broken("rows lack dim 'choice'");
-  TRY(routed(1, isGrad ? -1 : 2, packed));
+  TRY(routed(1, 2, packed));
   Dims rest(packed.begin() + 2, packed.end());
   TRY(expectDims(isGrad ? "the result" : "operand 0", x, unite(tokens, rest)));
   return tokens.size() + rest.size() == x.size() ? Error::success()
@@ -660,11 +724,11 @@ Error Shapes::dispatch() const {
 
 Error Shapes::combine() const {
   bool isGrad = op_.kind == OpKind::CombineGrad;
-  unsigned o = isGrad ? 1 : 0, gate = isGrad ? 2 : 1, row = isGrad ? 3 : 2;
+  unsigned o = isGrad ? 1 : 0, gate = o + 1, row = o + 2;
   Dims tokens = less(in(row), {"choice"});
   if (tokens.size() + 1 != in(row).size()) return broken("rows lack dim 'choice'");
   TRY(expectDims("the gates", in(gate), in(row)));
-  TRY(routed(row, -1, in(o)));
+  TRY(routed(row, row + 1, in(o)));
   Dims rest(in(o).begin() + 2, in(o).end());
   Dims y = unite(tokens, rest);
   if (y.size() != tokens.size() + rest.size()) return broken("token dims stand in the rows");
@@ -676,8 +740,7 @@ Error Shapes::combine() const {
 
 // Counts are by part (absent where nothing is to be told apart) and by expert.
 Error Shapes::rowCounts() const {
-  const Value* from = sources_.source(op_.operand(0));
-  if (!isOffsetsOfRoute(from)) return broken("offsets must come from a route");
+  if (!packOf(op_.operand(0), 1)) return broken("offsets must come from a pack");
   if (out().empty() || out().size() > 2)
     return broken("counts have dims [part, expert] or [expert], not " + list(out()));
   const Dim& experts = out().back();
@@ -810,6 +873,10 @@ Error Shapes::run() {
       return route();
     case OpKind::RouteGrad:
       return routeGrad();
+    case OpKind::Admit:
+      return admit();
+    case OpKind::Pack:
+      return pack();
     case OpKind::Dispatch:
     case OpKind::DispatchGrad:
       return dispatch();

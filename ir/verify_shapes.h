@@ -28,9 +28,9 @@ llvm::Error verifyCast(const Op& op);
 // A fused op's body.
 llvm::Error verifyFused(const Op& op);
 
-// The most packed rows that `route` with these attributes makes for scores of this type, and the
-// tokens of one sequence that one expert takes (0: no limit).
-int64_t routedRows(const Type& scores, const Attrs& attrs);
-int64_t routeCapacity(const Type& scores, const Attrs& attrs);
+// How many tokens of a sequence one expert takes, at least 1.
+int64_t admitted(const Op& admit);
+// The most rows that a `pack` makes on a rank, of choices that `admit` (null: none) let in.
+int64_t packedRows(const Op& pack, const Op* admit);
 
 }  // namespace planc

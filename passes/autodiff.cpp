@@ -64,7 +64,7 @@ Variable* saveValue(Module& module, Value* value) {
 
 // A comparison is flat where it does not jump, and so is an expert's load: it counts choices.
 static bool carriesGradient(const Op& op, unsigned result) {
-  if (op.kind == OpKind::Ge || (op.kind == OpKind::Route && result == 4)) return false;
+  if (op.kind == OpKind::Ge || (op.kind == OpKind::Route && result == 2)) return false;
   return isFloat(op.result(result)->type.elem);
 }
 

@@ -33,7 +33,7 @@ std::set<std::string> domainOf(const Op& op) {
 bool isMember(const Op& op) {
   if (op.has(Elementwise)) return true;
   return op.kind == OpKind::Sum && op.operands().size() == 1 && !op.var &&
-         op.operand(0)->type.grouping().empty();
+         op.operand(0)->type.grouping().empty() && isFloat(op.operand(0)->type.elem);
 }
 
 struct Group {

@@ -157,7 +157,7 @@ void Autodiff::joinRule(Op& op, Value* dy) {
 
 void Autodiff::routeRule(Op& op) {
   Value* gate = op.result(1);
-  Value* share = op.result(5);
+  Value* share = op.result(3);
   auto gradientOf = [&](Value* value) {
     Value* gradient = gradients_.lookup(value);
     return gradient ? gradient : back_->constant(0, value->type);
@@ -165,10 +165,9 @@ void Autodiff::routeRule(Op& op) {
   Value* dgate = gradientOf(gate);
   Value* dshare = gradientOf(share);
   Value* scores = op.operand(0);
-  addGradient(scores,
-              back_->value(OpKind::RouteGrad,
-                           {saved(scores), saved(op.result(0)), saved(op.result(2)), dgate, dshare},
-                           scores->type, op.attrs));
+  addGradient(scores, back_->value(OpKind::RouteGrad,
+                                   {saved(scores), saved(op.result(0)), dgate, dshare},
+                                   scores->type, op.attrs));
 }
 
 void Autodiff::rule(Op& op) {
@@ -191,6 +190,10 @@ void Autodiff::rule(Op& op) {
     case OpKind::Softmax:
       return addGradient(
           x, back_->value(OpKind::SoftmaxGrad, {saved(op.result()), dy}, x->type, op.attrs));
+    case OpKind::LogSumExp:
+      return addGradient(x, ew(OpKind::Mul,
+                               {back_->value(OpKind::Softmax, {saved(x)}, x->type, op.attrs), dy},
+                               x->type.elem));
     case OpKind::Norm:
       return addGradient(
           x, back_->value(OpKind::NormGrad, {dy, saved(op.result(0)), saved(op.result(1))}, x->type,
@@ -220,10 +223,12 @@ void Autodiff::rule(Op& op) {
     }
     case OpKind::Dispatch:
       return addGradient(
-          x, back_->value(OpKind::DispatchGrad, {dy, saved(op.operand(1))}, x->type, op.attrs));
+          x, back_->value(OpKind::DispatchGrad, {dy, saved(op.operand(1)), saved(op.operand(2))},
+                          x->type, op.attrs));
     case OpKind::Combine: {
       Op* gradient = back_->create(OpKind::CombineGrad,
-                                   {dy, saved(x), saved(op.operand(1)), saved(op.operand(2))},
+                                   {dy, saved(x), saved(op.operand(1)), saved(op.operand(2)),
+                                    saved(op.operand(3))},
                                    {x->type, op.operand(1)->type}, op.attrs);
       for (unsigned i = 0; i < 2; ++i) addGradient(op.operand(i), gradient->result(i));
       return;

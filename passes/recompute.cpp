@@ -12,11 +12,12 @@
 namespace planc {
 namespace {
 
-// The plan speaks of builtins, the IR of ops.
-llvm::StringRef opName(llvm::StringRef builtin) {
-  return llvm::StringSwitch<llvm::StringRef>(builtin)
-      .Cases("rms_norm", "layer_norm", "norm")
-      .Default(builtin);
+// The plan speaks of builtins, the IR of ops; the first one is there wherever the builtin is.
+Words opNames(llvm::StringRef builtin) {
+  return llvm::StringSwitch<Words>(builtin)
+      .Cases("rms_norm", "layer_norm", {"norm"})
+      .Case("route", {"route", "admit", "pack"})
+      .Default({builtin.str()});
 }
 
 class Recompute {
@@ -25,13 +26,13 @@ class Recompute {
     for (const std::string& word : module.settings.words("recompute")) {
       if (word == "layer") layer_ = true;
       else if (word != "gather")  // about casts between ranks, which come later
-        ops_.push_back(opName(word).str());
+        for (const std::string& name : opNames(word)) ops_.push_back(name);
     }
   }
 
   void run(Diagnostics& diags) {
     for (const std::string& name : ops_) {
-      bool found = name == "none" || name == "auto";
+      bool found = name == "none" || name == "auto" || name == "admit" || name == "pack";
       walk(*module_.findFunction("forward")->body,
            [&](const Op* op) { found |= op->info().text == name; });
       if (!found) diags.report({}, Diag::UnknownRecompute, name);

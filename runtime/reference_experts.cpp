@@ -1,5 +1,5 @@
-// The reference's expert ops: routing by its definition (sort the experts of every token, hand out
-// rows in order), and moving tokens to and from their packed rows.
+// The reference's expert ops: routing by its definition (sort the experts of every token, hand out room
+// and rows in order), and moving tokens to and from their packed rows. All experts are here.
 // Tested by tests/unit/reference_test.cpp.
 #include <algorithm>
 #include <cmath>
@@ -16,12 +16,11 @@ Array zerosLike(const Type& type) { return Array(size_t(type.elements()), 0.0); 
 struct Tokens {
   struct Token {
     std::vector<int64_t> index;  // in `space`
-    int64_t sequence = 0;        // which one it is in
     Array score, share;          // by expert: the score, and its part of the scores' sum
   };
   std::string over;
   bool isSoftmax;
-  int64_t experts, top, positions = 1;
+  int64_t experts, top;
   Space space;  // the token dims, in the order of `choice` (or of the scores, for the gradient)
   std::vector<Token> tokens;
 
@@ -32,20 +31,11 @@ struct Tokens {
         top(op.attrs.integer("top")),
         space({&rowType}) {
     const Type& type = op.operand(0)->type;
-    std::string seq = op.attrs.word("seq");
     space.drop(choiceDim(rowType, type));
     Steps in = space.steps(type);
-    // A sequence is known by the token's index with its position left out.
-    Type others = rowType.without(choiceDim(rowType, type));
-    if (others.has(seq)) {
-      positions = others.size(seq);
-      others = others.without(seq);
-    }
-    Steps inOthers = space.steps(others);
     space.each([&](Index i) {
       Token token;
       token.index = i.vec();
-      token.sequence = inOthers.at(i);
       double most = -INFINITY, total = 0;
       for (int64_t e = 0; e < experts; ++e) {
         token.score.push_back(scores[size_t(in.at(i) + e * stepAlong(type, over))]);
@@ -71,84 +61,68 @@ struct Tokens {
   }
 };
 
+std::vector<int64_t> bestFirst(const Array& scores) {
+  std::vector<int64_t> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return scores[size_t(a)] > scores[size_t(b)]; });
+  return order;
+}
+
+// The experts that a token may be sent to, the best first: those of the best groups.
+std::vector<int64_t> candidates(const Op& op, const Array& scores) {
+  int64_t groups = op.attrs.integer("groups", 1), size = int64_t(scores.size()) / groups;
+  Array byGroup;
+  for (int64_t g = 0; g < groups; ++g) {
+    Array own(scores.begin() + g * size, scores.begin() + (g + 1) * size);
+    std::sort(own.begin(), own.end(), std::greater<>());
+    byGroup.push_back(op.attrs.word("group_score") == "best2" ? own[0] + own[1] : own[0]);
+  }
+  std::vector<int64_t> kept = bestFirst(byGroup), order = bestFirst(scores);
+  kept.resize(size_t(op.attrs.integer("kept", groups)));
+  llvm::erase_if(order, [&](int64_t e) { return !llvm::is_contained(kept, e / size); });
+  return order;
+}
+
 }  // namespace
 
-Arrays referenceRoute(const Op& op, const Array& scores) {
+Arrays referenceRoute(const Op& op, const Arrays& in) {
   const Type &choiceType = op.result(0)->type, &gateType = op.result(1)->type;
-  const Type& rowType = op.result(2)->type;
-  Tokens routing(op, choiceType, scores);
+  Tokens routing(op, choiceType, in[0]);
   std::string slot = Tokens::choiceDim(choiceType, op.operand(0)->type);
-  int64_t top = routing.top, experts = routing.experts;
-  Array choice = zerosLike(choiceType), gate = zerosLike(gateType), row = zerosLike(rowType);
-  Array offsets(size_t(experts) + 1, 0.0);
-
-  std::vector<std::vector<int64_t>> choices;
-  for (const auto& token : routing.tokens) {
-    std::vector<int64_t> order(size_t(experts), 0);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-      return token.score[size_t(a)] > token.score[size_t(b)];
-    });
-    order.resize(size_t(top));
-    choices.push_back(order);
-  }
-
-  // Which (token, choice) fits: the sequence's tokens in order, each one's choices in order.
-  double capacity = op.attrs.number("capacity");
-  double most = std::ceil(capacity * double(routing.positions) * double(top) / double(experts));
-  std::map<std::pair<int64_t, int64_t>, double> sent;  // by sequence and expert
-  std::vector<std::vector<bool>> fits;
-  for (size_t t = 0; t < choices.size(); ++t) {
-    fits.emplace_back();
-    for (int64_t e : choices[t]) {
-      double& count = sent[{routing.tokens[t].sequence, e}];
-      fits.back().push_back(capacity <= 0 || count < most);
-      if (fits.back().back()) count += 1;
-    }
-  }
-
-  Steps inChoice = routing.space.steps(choiceType), inGate = routing.space.steps(gateType);
-  Steps inRow = routing.space.steps(rowType);
-  double next = 0;
-  for (int64_t e = 0; e < experts; ++e) {
-    for (size_t t = 0; t < choices.size(); ++t) {
-      const auto& token = routing.tokens[t];
-      double total = 0;
-      for (int64_t c : choices[t]) total += token.score[size_t(c)];
-      for (int64_t k = 0; k < top; ++k) {
-        if (choices[t][size_t(k)] != e) continue;
-        bool fit = fits[t][size_t(k)];
-        double g = token.score[size_t(e)] / (op.isFlag("normalise") ? total : 1);
-        choice[size_t(inChoice.at(token.index) + k * stepAlong(choiceType, slot))] = double(e);
-        gate[size_t(inGate.at(token.index) + k * stepAlong(gateType, slot))] =
-            fit ? g * op.attrs.number("scale", 1) : 0;
-        row[size_t(inRow.at(token.index) + k * stepAlong(rowType, slot))] = fit ? next++ : -1;
-      }
-    }
-    offsets[size_t(e) + 1] = next;
-  }
-
-  // Dims that these lack are summed: the tokens of a group.
-  const Type &loadType = op.result(4)->type, &shareType = op.result(5)->type;
+  Array choice = zerosLike(choiceType), gate = zerosLike(gateType);
+  const Type &loadType = op.result(2)->type, &shareType = op.result(3)->type;
   Array load = zerosLike(loadType), share = zerosLike(shareType);
+  Steps inChoice = routing.space.steps(choiceType), inGate = routing.space.steps(gateType);
+  // Dims that these lack are summed: the tokens of a group.
   Steps inLoad = routing.space.steps(loadType), inShare = routing.space.steps(shareType);
-  for (size_t t = 0; t < choices.size(); ++t) {
-    const auto& token = routing.tokens[t];
-    for (int64_t e : choices[t]) {
+  for (const auto& token : routing.tokens) {
+    Array biased = token.score;
+    if (in.size() > 1)
+      for (size_t e = 0; e < biased.size(); ++e) biased[e] += in[1][e];
+    std::vector<int64_t> chosen = candidates(op, biased);
+    chosen.resize(size_t(routing.top));
+    double total = 0;
+    for (int64_t e : chosen) total += token.score[size_t(e)];
+    for (int64_t k = 0; k < routing.top; ++k) {
+      int64_t e = chosen[size_t(k)];
+      double g = token.score[size_t(e)] / (op.isFlag("normalise") ? total : 1);
+      choice[size_t(inChoice.at(token.index) + k * stepAlong(choiceType, slot))] = double(e);
+      gate[size_t(inGate.at(token.index) + k * stepAlong(gateType, slot))] =
+          g * op.attrs.number("scale", 1);
       load[size_t(inLoad.at(token.index) + e * stepAlong(loadType, routing.over))] += 1;
     }
-    for (int64_t e = 0; e < experts; ++e) {
+    for (int64_t e = 0; e < routing.experts; ++e)
       share[size_t(inShare.at(token.index) + e * stepAlong(shareType, routing.over))] +=
           token.share[size_t(e)];
-    }
   }
-  return {choice, gate, row, offsets, load, share};
+  return {choice, gate, load, share};
 }
 
 Array referenceRouteGrad(const Op& op, const Arrays& in) {
-  const Array &choice = in[1], &row = in[2], &dgate = in[3];
-  const Type &choiceType = op.operand(1)->type, &rowType = op.operand(2)->type;
-  const Type &dgateType = op.operand(3)->type, &dshareType = op.operand(4)->type;
+  const Array &choice = in[1], &dgate = in[2];
+  const Type& choiceType = op.operand(1)->type;
+  const Type &dgateType = op.operand(2)->type, &dshareType = op.operand(3)->type;
   const Type& type = op.result()->type;
   Tokens routing(op, choiceType, in[0]);
   std::string slot = Tokens::choiceDim(choiceType, op.operand(0)->type);
@@ -172,10 +146,8 @@ Array referenceRouteGrad(const Op& op, const Arrays& in) {
     double total = 0, dot = 0;
     for (int64_t e : choices[t]) total += token.score[size_t(e)];
     for (int64_t k = 0; k < top; ++k) {
-      int64_t inRow = routing.space.steps(rowType).at(token.index) + k * stepAlong(rowType, slot);
       int64_t inGate =
           routing.space.steps(dgateType).at(token.index) + k * stepAlong(dgateType, slot);
-      if (row[size_t(inRow)] < 0) continue;
       size_t e = size_t(choices[t][size_t(k)]);
       double dg = dgate[size_t(inGate)] * scale;
       dscore[e] += op.isFlag("normalise") ? dg / total : dg;
@@ -187,7 +159,7 @@ Array referenceRouteGrad(const Op& op, const Arrays& in) {
     double sum = 0, meanShare = 0, meanScore = 0;
     int64_t inDshare = routing.space.steps(dshareType).at(token.index);
     for (size_t e = 0; e < size_t(experts); ++e) {
-      dshare[e] = in[4][size_t(inDshare + int64_t(e) * stepAlong(dshareType, routing.over))];
+      dshare[e] = in[3][size_t(inDshare + int64_t(e) * stepAlong(dshareType, routing.over))];
       sum += token.score[e];
       meanShare += dshare[e] * token.share[e];
       meanScore += dscore[e] * token.score[e];
@@ -201,6 +173,58 @@ Array referenceRouteGrad(const Op& op, const Arrays& in) {
     }
   }
   return ds;
+}
+
+// A sequence is known by the index with its position and its choice left out.
+Array referenceAdmit(const Op& op, const Array& choice) {
+  const Type &type = op.operand(0)->type, &fitType = op.result()->type;
+  std::string seq = op.attrs.word("seq"), slot = op.attrs.word("choice");
+  int64_t experts = op.attrs.integer("experts"), positions = type.size(seq), top = type.size(slot);
+  double most = std::ceil(op.attrs.number("capacity") * double(positions) * double(top) /
+                          double(experts));
+  Array fit = zerosLike(fitType);
+  Space sequences({&type});
+  sequences.drop(seq).drop(slot);
+  Steps in = sequences.steps(type), to = sequences.steps(fitType);
+  sequences.each([&](Index i) {
+    Array taken(size_t(experts), 0.0);
+    for (int64_t p = 0; p < positions; ++p)
+      for (int64_t k = 0; k < top; ++k) {
+        int64_t from = in.at(i) + p * stepAlong(type, seq) + k * stepAlong(type, slot);
+        int64_t at = to.at(i) + p * stepAlong(fitType, seq) + k * stepAlong(fitType, slot);
+        double& count = taken[size_t(choice[size_t(from)])];
+        fit[size_t(at)] = count < most ? 1 : 0;
+        count += 1;
+      }
+  });
+  return fit;
+}
+
+Arrays referencePack(const Op& op, const Arrays& in) {
+  const Type &choiceType = op.operand(0)->type, &rowType = op.result()->type;
+  std::string slot = op.attrs.word("choice");
+  int64_t experts = op.attrs.integer("experts");
+  Array row(size_t(rowType.elements()), -1.0), offsets(size_t(experts) + 1, 0.0);
+  Space tokens({&choiceType});
+  tokens.drop(slot);
+  Steps inChoice = tokens.steps(choiceType), inRow = tokens.steps(rowType);
+  double next = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    tokens.each([&](Index i) {
+      for (int64_t k = 0; k < choiceType.size(slot); ++k) {
+        size_t at = size_t(inChoice.at(i) + k * stepAlong(choiceType, slot));
+        bool fits = true;
+        if (in.size() > 1) {
+          const Type& fitType = op.operand(1)->type;
+          fits = in[1][size_t(tokens.steps(fitType).at(i) + k * stepAlong(fitType, slot))] != 0;
+        }
+        if (fits && int64_t(in[0][at]) == e)
+          row[size_t(inRow.at(i) + k * stepAlong(rowType, slot))] = next++;
+      }
+    });
+    offsets[size_t(e) + 1] = next;
+  }
+  return {row, offsets};
 }
 
 namespace {

@@ -505,9 +505,13 @@ Arrays referenceOp(const Op& op, Arrays in, const RunContext& context) {
     case OpKind::OneCopy:
       return {in[0]};
     case OpKind::Route:
-      return referenceRoute(op, in[0]);
+      return referenceRoute(op, in);
     case OpKind::RouteGrad:
       return {referenceRouteGrad(op, in)};
+    case OpKind::Admit:
+      return {referenceAdmit(op, in[0])};
+    case OpKind::Pack:
+      return referencePack(op, in);
     case OpKind::Dispatch:
       return {referenceDispatch(op, in)};
     case OpKind::DispatchGrad:

@@ -71,6 +71,10 @@ Maker makerOf(const Op& op) {
       return cpu::prepareRoute;
     case OpKind::RouteGrad:
       return cpu::prepareRouteGrad;
+    case OpKind::Admit:
+      return cpu::prepareAdmit;
+    case OpKind::Pack:
+      return cpu::preparePack;
     case OpKind::Dispatch:
       return cpu::prepareDispatch;
     case OpKind::DispatchGrad:

@@ -52,7 +52,9 @@ inline llvm::Error unsupported(const Op& op, const llvm::Twine& what) {
                                  "the cpu device cannot run '" + op.info().text + "': " + what);
 }
 
+// Integers, which only a `sum` moves, go through double: it holds all of them.
 inline bool isDouble(const Op& op) {
+  if (op.kind == OpKind::Sum && op.operand(0)->type.elem == Elem::I32) return true;
   auto isF64 = [](const Value* value) { return value->type.elem == Elem::F64; };
   return llvm::any_of(op.operands(), isF64) || llvm::any_of(op.results(), isF64) ||
          (op.var != nullptr && op.var->type.elem == Elem::F64);
@@ -105,6 +107,8 @@ KernelOr prepareSpread(const Op& op, Shared& shared);
 KernelOr prepareRaggedSum(const Op& op, Shared& shared);
 KernelOr prepareRoute(const Op& op, Shared& shared);
 KernelOr prepareRouteGrad(const Op& op, Shared& shared);
+KernelOr prepareAdmit(const Op& op, Shared& shared);
+KernelOr preparePack(const Op& op, Shared& shared);
 KernelOr prepareDispatch(const Op& op, Shared& shared);
 KernelOr prepareDispatchGrad(const Op& op, Shared& shared);
 KernelOr prepareCombine(const Op& op, Shared& shared);

@@ -1,6 +1,7 @@
 // Moving tokens to their experts' packed rows and back. Rows belong to one (token, choice) each, so
-// copies need no order; sums over a token's choices run in the order of the choices.
-// Tested by tests/runtime/kernels_test.cpp.
+// copies need no order; sums over a token's choices run in the order of the choices. A rank that holds
+// a piece of the experts has their rows alone.
+// Tested by tests/runtime/kernels_test.cpp and tests/runtime/split_kernels_test.cpp.
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/math.h"
 
@@ -12,12 +13,13 @@ namespace {
 struct Packing {
   Space tokens, own;
   Axis inner;
-  int64_t pieces, rowStride, bound;  // packed: from row to row, and how many rows there are
+  int64_t pieces, rowStride, bound;  // packed: from row to row, and how many rows there is room for
+  int64_t firstExpert = 0, experts = 0;  // those whose rows are here
   std::string choice;                // the dim of `row` that counts a token's choices
   int64_t choices = 1;
 
   Packing(const Type& byToken, const Type& packed, const Type& row,
-          llvm::ArrayRef<const Type*> others)
+          llvm::ArrayRef<const Type*> others, const Coordinates& rank)
       : rowStride(0), bound(0) {
     std::string slot;
     for (const Dim& dim : packed.dims) {
@@ -25,6 +27,9 @@ struct Packing {
       slot = dim.name;
       rowStride = strideOf(packed, slot);
       bound = dim.size;
+      const Dim& groups = packed.dims[size_t(packed.find(dim.over))];
+      firstExpert = rank.offset(groups);
+      experts = rank.valid(groups);
     }
     for (const Dim& dim : row.dims) {
       if (byToken.has(dim.name)) continue;
@@ -59,9 +64,10 @@ struct Packing {
                         });
   }
 
+  // Zeros in the rows behind the last one that is used.
   template <class T>
-  void clearFrom(int64_t used, void* packed, Elem elem, Pool& pool) const {
-    used = std::clamp<int64_t>(used, 0, bound);
+  void clearRest(const void* offsets, void* packed, Elem elem, Pool& pool) const {
+    int64_t used = ownRows(offsets).count;
     pool.parallelPieces(bound - used, rowsPerTask(own.count()),
                         [&](int64_t begin, int64_t end, int thread) {
                           T* zeros = reinterpret_cast<T*>(pool.scratch(thread));
@@ -75,8 +81,18 @@ struct Packing {
                         });
   }
 
-  // Rows are indices in memory: one that is out of range is taken for a dropped choice.
-  bool isRow(int64_t r) const { return r >= 0 && r < bound; }
+  // The rows that are here, of all that the offsets tell of.
+  struct OwnRows {
+    int64_t first, count;
+    // Where a row lies here; -1: it is another rank's, or was dropped.
+    int64_t at(int64_t row) const { return row >= first && row < first + count ? row - first : -1; }
+  };
+  // Rows are indices in memory, whatever wrote them: none lies outside of the room.
+  OwnRows ownRows(const void* offsets) const {
+    const auto* bounds = static_cast<const int32_t*>(offsets);
+    int64_t first = std::max<int32_t>(bounds[firstExpert], 0);
+    return {first, std::clamp<int64_t>(bounds[firstExpert + experts] - first, 0, bound)};
+  }
 
   int64_t room() const { return (inner.size + 15) / 16 * 16; }
   void reserve(Shared& shared) const {
@@ -101,7 +117,7 @@ llvm::Error checkTokens(const Op& op, const Packing& packing, const Type& byToke
 KernelOr makeGather(const Op& op, const Type& packed, const Type* gate, const Type& row,
                     unsigned rowOperand, Shared& shared) {
   const Type& y = op.result()->type;
-  Packing packing(y, packed, row, {gate != nullptr ? gate : &row});
+  Packing packing(y, packed, row, {gate != nullptr ? gate : &row}, shared.rank);
   if (llvm::Error error = checkTokens(op, packing, y, row)) return error;
   packing.reserve(shared);
   int64_t rowStep = strideOf(row, packing.choice);
@@ -111,6 +127,7 @@ KernelOr makeGather(const Op& op, const Type& packed, const Type* gate, const Ty
   return withCompute(op, [&](auto zero) -> KernelOr {
     using T = decltype(zero);
     return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
+      Packing::OwnRows own = packing.ownRows(in[rowOperand + 1]);
       packing.eachToken(shared.pool, [&](const int64_t* at, int thread) {
         T* sum = reinterpret_cast<T*>(shared.pool.scratch(thread));
         T* spare = sum + packing.room();
@@ -118,8 +135,8 @@ KernelOr makeGather(const Op& op, const Type& packed, const Type* gate, const Ty
         packing.eachPiece([&](int64_t byToken, int64_t inRow) {
           std::fill_n(sum, n, T(0));
           for (int64_t c = 0; c < packing.choices; ++c) {
-            int32_t r = rowsAt(in[rowOperand])[at[1] + c * rowStep];
-            if (!packing.isRow(r)) continue;
+            int64_t r = own.at(rowsAt(in[rowOperand])[at[1] + c * rowStep]);
+            if (r < 0) continue;
             T weight = isWeighted ? loadOne<T>(in[1], gateElem, at[2] + c * gateStep) : T(1);
             const T* x = loadRow(in[0], from, r * packing.rowStride + inRow,
                                  packing.inner.strides[1], n, spare);
@@ -137,27 +154,27 @@ KernelOr makeGather(const Op& op, const Type& packed, const Type* gate, const Ty
 
 KernelOr prepareDispatch(const Op& op, Shared& shared) {
   const Type &x = op.operand(0)->type, &row = op.operand(1)->type, &y = op.result()->type;
-  Packing packing(x, y, row, {});
+  Packing packing(x, y, row, {}, shared.rank);
   packing.reserve(shared);
   int64_t rowStep = strideOf(row, packing.choice);
-  int64_t groups = op.operand(2)->type.dims.front().size - 1;
   Elem from = x.elem, to = y.elem;
   return withCompute(op, [&](auto zero) -> KernelOr {
     using T = decltype(zero);
     return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
+      Packing::OwnRows own = packing.ownRows(in[2]);
       packing.eachToken(shared.pool, [&](const int64_t* at, int thread) {
         T* spare = reinterpret_cast<T*>(shared.pool.scratch(thread));
         packing.eachPiece([&](int64_t byToken, int64_t inRow) {
           int64_t n = packing.inner.size;
           const T* x = loadRow(in[0], from, at[0] + byToken, packing.inner.strides[0], n, spare);
           for (int64_t c = 0; c < packing.choices; ++c) {
-            int32_t r = rowsAt(in[1])[at[1] + c * rowStep];
-            if (!packing.isRow(r)) continue;
+            int64_t r = own.at(rowsAt(in[1])[at[1] + c * rowStep]);
+            if (r < 0) continue;
             storeRow(x, out[0], to, r * packing.rowStride + inRow, packing.inner.strides[1], n);
           }
         });
       });
-      packing.clearFrom<T>(static_cast<const int32_t*>(in[2])[groups], out[0], to, shared.pool);
+      packing.clearRest<T>(in[2], out[0], to, shared.pool);
     });
   });
 }
@@ -173,27 +190,28 @@ KernelOr prepareCombine(const Op& op, Shared& shared) {
 KernelOr prepareCombineGrad(const Op& op, Shared& shared) {
   const Type &dy = op.operand(0)->type, &o = op.operand(1)->type, &gate = op.operand(2)->type;
   const Type &row = op.operand(3)->type, &dO = op.result(0)->type, &dgate = op.result(1)->type;
-  Packing packing(dy, dO, row, {&gate, &dgate}), packingO(dy, o, row, {});
+  Packing packing(dy, dO, row, {&gate, &dgate}, shared.rank), packingO(dy, o, row, {}, shared.rank);
   if (llvm::Error error = checkTokens(op, packing, dy, row)) return error;
   if (packing.pieces != packingO.pieces || packing.inner.size != packingO.inner.size) {
     return unsupported(op, "packed rows in different orders");
   }
   packing.reserve(shared);
   int64_t rowStep = strideOf(row, packing.choice), gateStep = strideOf(gate, packing.choice);
-  int64_t dgateStep = strideOf(dgate, packing.choice), entries = row.elements();
+  int64_t dgateStep = strideOf(dgate, packing.choice);
   Elem dyElem = dy.elem, oElem = o.elem, gateElem = gate.elem, dOElem = dO.elem;
   Elem dgateElem = dgate.elem;
   return withCompute(op, [&](auto zero) -> KernelOr {
     using T = decltype(zero);
     return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
+      Packing::OwnRows own = packing.ownRows(in[4]);
       packing.eachToken(shared.pool, [&](const int64_t* at, int thread) {
         T* product = reinterpret_cast<T*>(shared.pool.scratch(thread));
         T *spareDy = product + packing.room(), *spareO = spareDy + packing.room();
         int64_t n = packing.inner.size;
         for (int64_t c = 0; c < packing.choices; ++c) {
-          int32_t r = rowsAt(in[3])[at[1] + c * rowStep];
+          int64_t r = own.at(rowsAt(in[3])[at[1] + c * rowStep]);
           T dot = 0;
-          for (int64_t p = 0; packing.isRow(r) && p < packing.pieces; ++p) {
+          for (int64_t p = 0; r >= 0 && p < packing.pieces; ++p) {
             int64_t here[2], there[2];
             packing.own.at(p * n, here);
             packingO.own.at(p * n, there);
@@ -211,10 +229,7 @@ KernelOr prepareCombineGrad(const Op& op, Shared& shared) {
           storeOne<T>(dot, out[1], dgateElem, at[3] + c * dgateStep);
         }
       });
-      // Rows are handed out from 0 on: those behind the last one are unused.
-      const int32_t* rows = rowsAt(in[3]);
-      int64_t used = entries == 0 ? 0 : 1 + *std::max_element(rows, rows + entries);
-      packing.clearFrom<T>(used, out[0], dOElem, shared.pool);
+      packing.clearRest<T>(in[4], out[0], dOElem, shared.pool);
     });
   });
 }

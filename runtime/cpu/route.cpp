@@ -1,8 +1,11 @@
-// Choosing experts, and the gradient of the choice's weights. Scores, shares and choices are found
-// a token at a time over the pool; handing out rows and counting capacity is one serial pass, since
-// it depends on all earlier tokens. Tokens are walked sequence by sequence, and a group whose shares
-// are summed is cut into fixed chunks whose sums are added in order.
-// Tested by tests/runtime/kernels_test.cpp.
+// Choosing experts, the gradient of the choice's weights, and what follows from the choices alone: who
+// finds room, and which packed row each has. Choices are found a token at a time over the pool; a group
+// of tokens whose loads and shares are summed is cut into fixed chunks whose sums are added in order.
+// Room is counted a sequence at a time, rows in one serial pass: both depend on all earlier tokens.
+// Tested by tests/runtime/kernels_test.cpp and tests/runtime/split_kernels_test.cpp.
+#include <limits>
+
+#include "ir/verify_shapes.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/math.h"
 
@@ -12,17 +15,14 @@ namespace {
 constexpr int64_t kChunk = 64;  // tokens whose shares are added up by one task
 
 struct Routing {
-  int64_t experts, top, tokens, positions = 1, groups = 1;
+  int64_t experts, top, tokens, positions = 1, groups = 1;  // groups: of tokens
   int64_t scoreStep;   // from expert to expert in the scores
   std::string choice;  // the dim of a token's choices
   bool isSoftmax, normalise;
   double scale;
-  int64_t most = 0;  // tokens that a sequence may send to one expert; 0: any number
-  // Sequence by sequence, over {scores, order, the tensors that were given}; `order` counts tokens
-  // in the order of their rows.
-  Space space;
+  Space space;  // sequence by sequence, over {scores, the tensors that were given}
 
-  // `types`: tensors with one element per (token, choice) or more; the first one orders the rows.
+  // `types`: tensors by token, the first one by token and choice.
   Routing(const Op& op, const Type& scores, llvm::ArrayRef<const Type*> types)
       : experts(scores.size(op.attrs.word("over"))),
         top(op.attrs.integer("top")),
@@ -30,30 +30,28 @@ struct Routing {
         isSoftmax(op.attrs.word("score") != "sigmoid"),
         normalise(op.isFlag("normalise")),
         scale(op.attrs.number("scale", 1)) {
-    std::string seq = op.attrs.word("seq");
     for (const Dim& dim : types[0]->dims) {
       if (!scores.has(dim.name)) choice = dim.name;
     }
     Type order = types[0]->without(choice);
     tokens = order.elements();
-    llvm::SmallVector<Dim, 4> dims = dimsWithout(order, {seq});
-    if (int at = order.find(seq); at >= 0) {
-      positions = order.dims[size_t(at)].size;
-      dims.push_back(order.dims[size_t(at)]);
+    llvm::SmallVector<Dim, 4> dims = order.dims;
+    if (op.attrs.word("per") == "sequence") {
+      std::string seq = op.attrs.word("seq");
+      const Dim& last = order.dims[size_t(order.find(seq))];
+      dims = dimsWithout(order, {seq});
+      dims.push_back(last);
+      groups = tokens / last.size;
     }
-    llvm::SmallVector<const Type*, 6> walked{&scores, &order};
+    llvm::SmallVector<const Type*, 6> walked{&scores};
     walked.append(types.begin(), types.end());
     space = Space(dims, walked);
-    if (op.attrs.word("per") == "sequence") groups = tokens / positions;
-    double capacity = op.attrs.number("capacity");
-    if (capacity > 0)
-      most = int64_t(std::ceil(capacity * double(positions * top) / double(experts)));
   }
 
   int64_t perGroup() const { return tokens / groups; }
   int64_t chunksPerGroup() const { return (perGroup() + kChunk - 1) / kChunk; }
 
-  // Calls visit(token, offsets, chunk) for all tokens, chunk by chunk over the pool.
+  // Calls visit(chunk, first token, end, thread) for all chunks over the pool.
   template <class F>
   void eachChunk(Pool& pool, F&& visitChunk) const {
     pool.parallelFor(groups * chunksPerGroup(), [&](int64_t chunk, int thread) {
@@ -92,46 +90,88 @@ void chooseTop(const T* row, int64_t n, int64_t top, int32_t* chosen) {
   }
 }
 
+// Experts in groups, of which a token chooses from the best alone.
+struct Groups {
+  int64_t count, kept, size;
+  bool byTwo;  // a group is as good as its two best experts together
+
+  Groups(const Op& op, int64_t experts)
+      : count(op.attrs.integer("groups", 1)),
+        kept(op.attrs.integer("kept", count)),
+        size(experts / count),
+        byTwo(op.attrs.word("group_score") == "best2") {}
+
+  // Makes the scores of all experts in other groups lower than any.
+  template <class T>
+  void leaveOut(T* row, T* byGroup, int32_t* chosen) const {
+    if (kept == count) return;
+    for (int64_t g = 0; g < count; ++g) {
+      T first = std::numeric_limits<T>::lowest(), second = first;
+      for (const T* s = row + g * size; s != row + (g + 1) * size; ++s) {
+        if (*s > first) second = first, first = *s;
+        else if (*s > second) second = *s;
+      }
+      byGroup[g] = byTwo ? first + second : first;
+    }
+    chooseTop(byGroup, count, kept, chosen);
+    for (int64_t g = 0; g < count; ++g) {
+      if (std::find(chosen, chosen + kept, int32_t(g)) == chosen + kept)
+        std::fill_n(row + g * size, size, std::numeric_limits<T>::lowest());
+    }
+  }
+};
+
 template <class T>
 class RouteKernel : public Kernel {
  public:
   RouteKernel(const Op& op, Routing routing, Shared& shared)
-      : routing_(std::move(routing)), shared_(shared) {
+      : routing_(std::move(routing)), limits_(op, routing_.experts), shared_(shared) {
     scores_ = op.operand(0)->type.elem;
     gate_ = op.result(1)->type.elem;
+    hasBias_ = op.operands().size() > 1;
+    if (hasBias_) bias_ = op.operand(1)->type.elem;
     for (unsigned i = 0; i < 2; ++i) {
-      const Type& type = op.result(4 + i)->type;
+      const Type& type = op.result(2 + i)->type;
       sums_[i] = {type.elem, strideOf(type, op.attrs.word("over"))};
+      steps_[i] = strideOf(op.result(i)->type, routing_.choice);
     }
-    for (unsigned i = 0; i < 3; ++i) steps_[i] = strideOf(op.result(i)->type, routing_.choice);
-    size_t entries = size_t(routing_.tokens * routing_.top);
-    chosen_.resize(entries);
-    fits_.resize(entries);
-    places_.resize(size_t(routing_.tokens));
-    sent_.resize(routing_.most > 0 ? size_t(routing_.tokens / routing_.positions * routing_.experts)
-                                   : 0);
-    parts_.resize(size_t(routing_.groups * routing_.chunksPerGroup() * routing_.experts));
-    counts_.resize(size_t(routing_.groups * routing_.experts));
+    size_t sums = size_t(routing_.groups * routing_.chunksPerGroup() * routing_.experts);
+    shares_.resize(sums);
+    counts_.resize(sums);
     groups_.resize(size_t(routing_.groups));
-    shared.pool.reserveScratch(routing_.experts * int64_t(sizeof(T)));
-    // Where each token's choices and rows are, by the order of rows; where each group's sums are.
+    shared.pool.reserveScratch(4 * room() * int64_t(sizeof(T)));
+    // Where each group's sums are.
     routing_.space.each(0, routing_.tokens, [&](int64_t token, const int64_t* at) {
-      places_[size_t(at[kOrder])] = {token, at[kChoice], at[kGate], at[kRow]};
       groups_[size_t(token / routing_.perGroup())] = {at[kLoad], at[kShare]};
     });
   }
 
   void run(const RunContext&, Operands in, Results out) override {
-    choose(in, out);
-    handOut(out);
+    const Routing& r = routing_;
+    r.eachChunk(shared_.pool, [&](int64_t chunk, int64_t begin, int64_t end, int thread) {
+      T* row = reinterpret_cast<T*>(shared_.pool.scratch(thread));
+      double* shares = &shares_[size_t(chunk * r.experts)];
+      int64_t* counts = &counts_[size_t(chunk * r.experts)];
+      std::fill_n(shares, r.experts, 0.0);
+      std::fill_n(counts, r.experts, 0);
+      r.space.each(begin, end, [&](int64_t, const int64_t* at) {
+        T total = r.score(in[0], scores_, at[kScores], row), sum = 0;
+        for (int64_t e = 0; e < r.experts; ++e) shares[e] += double(row[e] / total);
+        const int32_t* chosen = choose(row, in);
+        for (int64_t k = 0; k < r.top; ++k) sum += row[chosen[k]];
+        for (int64_t k = 0; k < r.top; ++k) {
+          ++counts[chosen[k]];
+          static_cast<int32_t*>(out[0])[at[kChoice] + k * steps_[0]] = chosen[k];
+          T gate = row[chosen[k]] / (r.normalise ? sum : T(1)) * T(r.scale);
+          storeOne<T>(gate, out[1], gate_, at[kGate] + k * steps_[1]);
+        }
+      });
+    });
     storeSums(out);
   }
 
  private:
-  enum { kScores, kOrder, kChoice, kGate, kRow, kLoad, kShare };  // offsets of the space
-  struct Place {
-    int64_t token, choice, gate, row;
-  };
+  enum { kScores, kChoice, kGate, kLoad, kShare };  // offsets of the space
   struct Sums {
     Elem elem;
     int64_t step;  // from expert to expert
@@ -140,59 +180,17 @@ class RouteKernel : public Kernel {
     int64_t load, share;
   };
 
-  // Choices, gates as if nothing were dropped, and the chunks' sums of shares.
-  void choose(Operands in, Results out) {
-    const Routing& r = routing_;
-    r.eachChunk(shared_.pool, [&](int64_t chunk, int64_t begin, int64_t end, int thread) {
-      T* row = reinterpret_cast<T*>(shared_.pool.scratch(thread));
-      double* shares = &parts_[size_t(chunk * r.experts)];
-      std::fill_n(shares, r.experts, 0.0);
-      r.space.each(begin, end, [&](int64_t, const int64_t* at) {
-        T total = r.score(in[0], scores_, at[kScores], row), sum = 0;
-        for (int64_t e = 0; e < r.experts; ++e) shares[e] += double(row[e] / total);
-        int32_t* chosen = &chosen_[size_t(at[kOrder] * r.top)];
-        chooseTop(row, r.experts, r.top, chosen);
-        for (int64_t k = 0; k < r.top; ++k) sum += row[chosen[k]];
-        for (int64_t k = 0; k < r.top; ++k) {
-          static_cast<int32_t*>(out[0])[at[kChoice] + k * steps_[0]] = chosen[k];
-          T gate = row[chosen[k]] / (r.normalise ? sum : T(1)) * T(r.scale);
-          storeOne<T>(gate, out[1], gate_, at[kGate] + k * steps_[1]);
-        }
-      });
-    });
-  }
+  int64_t room() const { return (routing_.experts + 15) / 16 * 16; }
 
-  // Rows in order of expert, then token, then choice; what exceeds the capacity gets none.
-  void handOut(Results out) {
-    const Routing& r = routing_;
-    std::fill(counts_.begin(), counts_.end(), 0);
-    std::fill(sent_.begin(), sent_.end(), 0);
-    int32_t* offsets = static_cast<int32_t*>(out[3]);
-    std::fill_n(offsets, r.experts + 1, 0);
-    for (int64_t t = 0; t < r.tokens; ++t) {
-      int64_t token = places_[size_t(t)].token;
-      int64_t group = token / r.perGroup(), sequence = token / r.positions;
-      for (int64_t k = 0; k < r.top; ++k) {
-        int32_t e = chosen_[size_t(t * r.top + k)];
-        ++counts_[size_t(group * r.experts + e)];
-        bool fits = r.most == 0 || sent_[size_t(sequence * r.experts + e)]++ < r.most;
-        fits_[size_t(t * r.top + k)] = fits;
-        if (fits) ++offsets[e + 1];
-      }
-    }
-    for (int64_t e = 0; e < r.experts; ++e) offsets[e + 1] += offsets[e];
-    // While rows are handed out offsets[e] is the next row of e; it ends up as the start of e + 1.
-    for (int64_t t = 0; t < r.tokens; ++t) {
-      const Place& place = places_[size_t(t)];
-      for (int64_t k = 0; k < r.top; ++k) {
-        int32_t& next = offsets[chosen_[size_t(t * r.top + k)]];
-        bool fits = fits_[size_t(t * r.top + k)];
-        static_cast<int32_t*>(out[2])[place.row + k * steps_[2]] = fits ? next++ : -1;
-        if (!fits) storeOne<T>(0, out[1], gate_, place.gate + k * steps_[1]);
-      }
-    }
-    for (int64_t e = r.experts; e > 0; --e) offsets[e] = offsets[e - 1];
-    offsets[0] = 0;
+  // By the scores and the bias. Scratch: the scores, the biased ones, those of groups, choices.
+  const int32_t* choose(T* row, Operands in) const {
+    T *biased = row + room(), *byGroup = biased + room();
+    auto* chosen = reinterpret_cast<int32_t*>(byGroup + room());
+    for (int64_t e = 0; e < routing_.experts; ++e)
+      biased[e] = row[e] + (hasBias_ ? loadOne<T>(in[1], bias_, e) : T(0));
+    limits_.leaveOut(biased, byGroup, chosen);
+    chooseTop(biased, routing_.experts, routing_.top, chosen);
+    return chosen;
   }
 
   // Each group's loads and shares.
@@ -201,28 +199,34 @@ class RouteKernel : public Kernel {
     for (int64_t g = 0; g < r.groups; ++g) {
       const Group& group = groups_[size_t(g)];
       for (int64_t e = 0; e < r.experts; ++e) {
-        double share = 0;
+        double share = 0, load = 0;
         for (int64_t c = 0; c < r.chunksPerGroup(); ++c) {
-          share += parts_[size_t((g * r.chunksPerGroup() + c) * r.experts + e)];
+          size_t at = size_t((g * r.chunksPerGroup() + c) * r.experts + e);
+          share += shares_[at];
+          load += double(counts_[at]);
         }
-        double load = double(counts_[size_t(g * r.experts + e)]);
-        storeOne<double>(load, out[4], sums_[0].elem, group.load + e * sums_[0].step);
-        storeOne<double>(share, out[5], sums_[1].elem, group.share + e * sums_[1].step);
+        storeOne<double>(load, out[2], sums_[0].elem, group.load + e * sums_[0].step);
+        storeOne<double>(share, out[3], sums_[1].elem, group.share + e * sums_[1].step);
       }
     }
   }
 
   Routing routing_;
+  Groups limits_;
   Shared& shared_;
-  Elem scores_, gate_;
-  int64_t steps_[3];  // from choice to choice in the results
+  Elem scores_, gate_, bias_ = Elem::F32;
+  bool hasBias_;
+  int64_t steps_[2];  // from choice to choice in choice and gate
   Sums sums_[2];      // load, share
-  std::vector<int32_t> chosen_, sent_, counts_;
-  std::vector<uint8_t> fits_;
-  std::vector<Place> places_;
   std::vector<Group> groups_;
-  std::vector<double> parts_;
+  std::vector<double> shares_;  // by chunk and expert
+  std::vector<int64_t> counts_;
 };
+
+// A choice is an index in memory, whatever wrote it.
+int64_t expertOf(int32_t choice, int64_t experts) {
+  return std::clamp<int64_t>(choice, 0, experts - 1);
+}
 
 template <class T>
 class RouteGradKernel : public Kernel {
@@ -230,11 +234,11 @@ class RouteGradKernel : public Kernel {
   RouteGradKernel(const Op& op, Routing routing, Shared& shared)
       : routing_(std::move(routing)), shared_(shared) {
     scores_ = op.operand(0)->type.elem;
-    dgate_ = op.operand(3)->type.elem;
-    dshare_ = op.operand(4)->type.elem;
+    dgate_ = op.operand(2)->type.elem;
+    dshare_ = op.operand(3)->type.elem;
     ds_ = op.result()->type.elem;
-    for (unsigned i = 0; i < 3; ++i) steps_[i] = strideOf(op.operand(i + 1)->type, routing_.choice);
-    shareStep_ = strideOf(op.operand(4)->type, op.attrs.word("over"));
+    for (unsigned i = 0; i < 2; ++i) steps_[i] = strideOf(op.operand(i + 1)->type, routing_.choice);
+    shareStep_ = strideOf(op.operand(3)->type, op.attrs.word("over"));
     resultStep_ = strideOf(op.result()->type, op.attrs.word("over"));
     shared.pool.reserveScratch(4 * (routing_.experts + 16) * int64_t(sizeof(T)));
   }
@@ -248,12 +252,7 @@ class RouteGradKernel : public Kernel {
   }
 
  private:
-  enum { kScores, kOrder, kChoice, kRow, kDgate, kDshare, kResult };  // offsets of the space
-
-  // A choice is an index in memory, whatever wrote it.
-  int64_t expert(int64_t choice) const {
-    return std::clamp<int64_t>(choice, 0, routing_.experts - 1);
-  }
+  enum { kScores, kChoice, kDgate, kDshare, kResult };  // offsets of the space
 
   void token(const int64_t* at, T* scratch, Operands in, Results out) const {
     const Routing& r = routing_;
@@ -263,19 +262,18 @@ class RouteGradKernel : public Kernel {
     T total = r.score(in[0], scores_, at[kScores], score);
     std::fill_n(dscore, r.experts, T(0));
     auto chosen = [&](int64_t k) {
-      return expert(static_cast<const int32_t*>(in[1])[at[kChoice] + k * steps_[0]]);
+      return expertOf(static_cast<const int32_t*>(in[1])[at[kChoice] + k * steps_[0]], r.experts);
     };
     T sum = 0, dot = 0;
     for (int64_t k = 0; k < r.top; ++k) sum += score[chosen(k)];
     for (int64_t k = 0; k < r.top; ++k) {
-      if (static_cast<const int32_t*>(in[2])[at[kRow] + k * steps_[1]] < 0) continue;
-      T dgate = loadOne<T>(in[3], dgate_, at[kDgate] + k * steps_[2]) * T(r.scale);
+      T dgate = loadOne<T>(in[2], dgate_, at[kDgate] + k * steps_[1]) * T(r.scale);
       dscore[chosen(k)] += r.normalise ? dgate / sum : dgate;
       dot += dgate * score[chosen(k)] / (sum * sum);
     }
     for (int64_t k = 0; r.normalise && k < r.top; ++k) dscore[chosen(k)] -= dot;
 
-    const T* dshare = loadRow(in[4], dshare_, at[kDshare], shareStep_, r.experts, dshareRow);
+    const T* dshare = loadRow(in[3], dshare_, at[kDshare], shareStep_, r.experts, dshareRow);
     T meanScore = 0, meanShare = 0;
     for (int64_t e = 0; e < r.experts; ++e) {
       meanScore += dscore[e] * score[e];
@@ -292,7 +290,7 @@ class RouteGradKernel : public Kernel {
   Routing routing_;
   Shared& shared_;
   Elem scores_, dgate_, dshare_, ds_;
-  int64_t steps_[3];                // from choice to choice in choice, row and dgate
+  int64_t steps_[2];                // from choice to choice in choice and dgate
   int64_t shareStep_, resultStep_;  // from expert to expert
 };
 
@@ -302,7 +300,7 @@ KernelOr prepareRoute(const Op& op, Shared& shared) {
   const Type& scores = op.operand(0)->type;
   Routing routing(op, scores,
                   {&op.result(0)->type, &op.result(1)->type, &op.result(2)->type,
-                   &op.result(4)->type, &op.result(5)->type});
+                   &op.result(3)->type});
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<RouteKernel<decltype(zero)>>(op, std::move(routing), shared);
   });
@@ -312,9 +310,70 @@ KernelOr prepareRouteGrad(const Op& op, Shared& shared) {
   const Type& scores = op.operand(0)->type;
   Routing routing(op, scores,
                   {&op.operand(1)->type, &op.operand(2)->type, &op.operand(3)->type,
-                   &op.operand(4)->type, &op.result()->type});
+                   &op.result()->type});
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<RouteGradKernel<decltype(zero)>>(op, std::move(routing), shared);
+  });
+}
+
+KernelOr prepareAdmit(const Op& op, Shared& shared) {
+  const Type &choice = op.operand(0)->type, &fit = op.result()->type;
+  std::string seq = op.attrs.word("seq"), slot = op.attrs.word("choice");
+  const Dim& positions = choice.dims[size_t(choice.find(seq))];
+  Space sequences(dimsWithout(choice, {seq, slot}), {&choice, &fit});
+  // The earlier position comes first, wherever it lies.
+  Segments segments = shared.rank.segments(positions);
+  llvm::sort(segments, [](const Segment& a, const Segment& b) { return a.first < b.first; });
+  int64_t experts = op.attrs.integer("experts"), most = admitted(op), top = choice.size(slot);
+  int64_t steps[2][2] = {{strideOf(choice, seq), strideOf(choice, slot)},
+                         {strideOf(fit, seq), strideOf(fit, slot)}};
+  shared.pool.reserveScratch(experts * int64_t(sizeof(int64_t)));
+  Elem elem = fit.elem;
+  return makeKernel([=, &shared](const RunContext&, Operands in, Results out) {
+    shared.pool.parallelFor(sequences.count(), [&](int64_t sequence, int thread) {
+      auto* taken = reinterpret_cast<int64_t*>(shared.pool.scratch(thread));
+      std::fill_n(taken, experts, 0);
+      int64_t at[2];
+      sequences.at(sequence, at);
+      for (const Segment& segment : segments)
+        for (int64_t p = segment.at; p < segment.at + segment.count; ++p)
+          for (int64_t k = 0; k < top; ++k) {
+            int32_t chosen = static_cast<const int32_t*>(
+                in[0])[at[0] + p * steps[0][0] + k * steps[0][1]];
+            bool fits = taken[expertOf(chosen, experts)]++ < most;
+            storeOne<double>(fits, out[0], elem, at[1] + p * steps[1][0] + k * steps[1][1]);
+          }
+    });
+  });
+}
+
+KernelOr preparePack(const Op& op, Shared&) {
+  const Type &choice = op.operand(0)->type, &row = op.result(0)->type;
+  bool isLimited = op.operands().size() > 1;
+  const Type& fit = op.operand(isLimited ? 1 : 0)->type;
+  std::string slot = op.attrs.word("choice");
+  llvm::SmallVector<Dim, 4> dims = dimsWithout(choice, {slot});
+  dims.push_back(choice.dims[size_t(choice.find(slot))]);
+  Space entries(dims, {&choice, &fit, &row});
+  int64_t experts = op.attrs.integer("experts");
+  Elem fitElem = fit.elem;
+  return makeKernel([=](const RunContext&, Operands in, Results out) {
+    int32_t* offsets = static_cast<int32_t*>(out[1]);
+    std::fill_n(offsets, experts + 1, 0);
+    // Calls visit(expert, row's place) for what has room, and marks the others, in the order of tokens.
+    auto each = [&](auto&& visit) {
+      entries.each(0, entries.count(), [&](int64_t, const int64_t* at) {
+        int32_t& to = static_cast<int32_t*>(out[0])[at[2]];
+        if (isLimited && loadOne<float>(in[1], fitElem, at[1]) == 0) to = -1;
+        else visit(expertOf(static_cast<const int32_t*>(in[0])[at[0]], experts), to);
+      });
+    };
+    each([&](int64_t e, int32_t&) { ++offsets[e + 1]; });
+    for (int64_t e = 0; e < experts; ++e) offsets[e + 1] += offsets[e];
+    // While rows are handed out offsets[e] is the next row of e; it ends up as the start of e + 1.
+    each([&](int64_t e, int32_t& to) { to = offsets[e]++; });
+    for (int64_t e = experts; e > 0; --e) offsets[e] = offsets[e - 1];
+    offsets[0] = 0;
   });
 }
 

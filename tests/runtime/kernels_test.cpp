@@ -8,6 +8,7 @@
 #include <functional>
 #include <numeric>
 
+#include "ir/sharding.h"
 #include "llvm/ADT/StringExtras.h"
 #include "runtime/cpu/convert.h"
 #include "runtime/random.h"
@@ -30,7 +31,7 @@ Type parseType(llvm::StringRef text, Elem elem) {
   return type;
 }
 
-// One op with its shapes. `fill` says what i32 operands hold: "ids N" (from -1 to N - 1), "rows N"
+// One op with its shapes. `fill` says what i32 operands hold: "ids N" (from -1 to N - 1), "below N", "rows N"
 // (a permutation of rows below N with some dropped), "offsets N" (groups of N rows at most,
 // packed).
 struct Case {
@@ -214,6 +215,8 @@ const std::vector<Case>& cases() {
       // Joining, cutting, experts.
       {"concat", K::Concat, {"f[b 5, x 3]", "f[b 5, c 7, y 4]"}, {"f[b 5, c 7, z 7]"}, {{"over",
        "z"}, {"parts", Words{"x", "y"}}}},
+      {"permuted_ids", K::Sum, {"i[b 5, z 9, c 3]"}, {"i[z 9, b 5, c 3]"}, {}, {"ids 2000000000"},
+       Option::KeepOrder},
       {"slice", K::Slice, {"f[b 5, z 9, c 3]"}, {"f[b 5, x 4, c 3]"}, {{"over", "z"}, {"part", "x"},
        {"offset", int64_t{2}}}},
       {"shard_slice", K::ShardSlice, {"f[b 5, z 9, c 3]"}, {"f[b 5, z 9, c 3]"}, {{"dim", "z"},
@@ -221,28 +224,42 @@ const std::vector<Case>& cases() {
       {"one_copy", K::OneCopy, {"f[b 5, z 9]"}, {"f[b 5, z 9]"}, {{"axes", Words{"t"}}}, {},
        Option::KeepOrder},
       {"route", K::Route, {"f[b 3, s 40, e 8]"}, {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]",
-       "i[b 3, s 40, k 2]", "i[bound 9]", "g[e 8]", "g[e 8]"}, {{"over", "e"}, {"seq", "s"},
-       {"top", int64_t{2}}, {"score", "softmax"}, {"normalise", int64_t{1}}}},
-      {"route_capacity", K::Route, {"g[b 3, s 40, e 8]"}, {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]",
-       "i[b 3, s 40, k 2]", "i[bound 9]", "g[b 3, e 8]", "g[b 3, e 8]"}, {{"over", "e"}, {"seq",
-       "s"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"capacity", 0.9}, {"scale", 2.5}, {"per",
-       "sequence"}}},
-      {"route_grad", K::RouteGrad, {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]", "i[b 3, s 40, k 2]",
-       "g[b 3, s 40, k 2]", "g[e 8]"}, {"f[b 3, s 40, e 8]"}, {{"over", "e"}, {"seq", "s"}, {"top",
-       int64_t{2}}, {"score", "softmax"}, {"normalise", int64_t{1}}}},
-      {"route_grad_capacity", K::RouteGrad, {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]",
-       "i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]", "g[b 3, e 8]"}, {"f[b 3, s 40, e 8]"}, {{"over",
-       "e"}, {"seq", "s"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"capacity", 0.9}, {"scale",
-       2.5}, {"per", "sequence"}, {"normalise", int64_t{1}}}},
+       "g[e 8]", "g[e 8]"}, {{"over", "e"}, {"top", int64_t{2}}, {"score", "softmax"},
+       {"normalise", int64_t{1}}}},
+      {"route_sequences", K::Route, {"g[b 3, s 40, e 8]"}, {"i[b 3, s 40, k 2]",
+       "g[b 3, s 40, k 2]", "g[b 3, e 8]", "g[b 3, e 8]"}, {{"over", "e"}, {"seq", "s"},
+       {"top", int64_t{2}}, {"score", "sigmoid"}, {"scale", 2.5}, {"per", "sequence"}}},
+      {"route_biased", K::Route, {"f[b 3, s 40, e 24]", "g[e 24]"}, {"i[b 3, s 40, k 5]",
+       "g[b 3, s 40, k 5]", "g[e 24]", "g[e 24]"}, {{"over", "e"}, {"top", int64_t{5}},
+       {"score", "sigmoid"}, {"normalise", int64_t{1}}}},
+      {"route_groups", K::Route, {"f[b 3, s 40, e 24]", "g[e 24]"}, {"i[b 3, s 40, k 4]",
+       "g[b 3, s 40, k 4]", "g[e 24]", "g[e 24]"}, {{"over", "e"}, {"top", int64_t{4}},
+       {"score", "sigmoid"}, {"groups", int64_t{8}}, {"kept", int64_t{3}}, {"group_score", "best2"}}},
+      {"route_best_groups", K::Route, {"g[b 3, s 40, e 8]"}, {"i[b 3, s 40, k 2]",
+       "g[b 3, s 40, k 2]", "g[e 8]", "g[e 8]"}, {{"over", "e"}, {"top", int64_t{2}},
+       {"score", "softmax"}, {"groups", int64_t{4}}, {"kept", int64_t{2}}, {"group_score", "best"}}},
+      {"route_grad", K::RouteGrad, {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]",
+       "g[e 8]"}, {"f[b 3, s 40, e 8]"}, {{"over", "e"}, {"top", int64_t{2}},
+       {"score", "softmax"}, {"normalise", int64_t{1}}}},
+      {"route_grad_sequences", K::RouteGrad, {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]",
+       "g[b 3, s 40, k 2]", "g[b 3, e 8]"}, {"f[b 3, s 40, e 8]"}, {{"over", "e"}, {"seq", "s"},
+       {"top", int64_t{2}}, {"score", "sigmoid"}, {"scale", 2.5}, {"per", "sequence"}, {"normalise",
+       int64_t{1}}}},
+      {"admit", K::Admit, {"i[b 3, s 40, k 2]"}, {"g[b 3, s 40, k 2]"}, {{"capacity", 0.9},
+       {"experts", int64_t{8}}, {"seq", "s"}, {"choice", "k"}}, {"below 8"}},
+      {"pack", K::Pack, {"i[b 3, s 40, k 2]"}, {"i[b 3, s 40, k 2]", "i[bound 9]"}, {{"experts",
+       int64_t{8}}, {"choice", "k"}}, {"below 8"}},
+      {"pack_admitted", K::Pack, {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]"}, {"i[b 3, s 40, k 2]",
+       "i[bound 9]"}, {{"experts", int64_t{8}}, {"choice", "k"}}, {"below 8"}},
       {"dispatch", K::Dispatch, {"f[b 3, s 20, m 24]", "i[b 3, s 20, k 2]", "i[bound 9]"},
        {"f[e 8, r 130~e, m 24]"}, {{"over", "e"}}, {"", "rows 130", "all 110"}},
-      {"dispatch_grad", K::DispatchGrad, {"f[e 8, r 130~e, m 24]", "i[b 3, s 20, k 2]"},
-       {"f[b 3, s 20, m 24]"}, {{"over", "e"}}, {"", "rows 130"}},
-      {"combine", K::Combine, {"f[e 8, r 130~e, m 24]", "g[b 3, s 20, k 2]", "i[b 3, s 20, k 2]"},
-       {"f[b 3, s 20, m 24]"}, {{"over", "e"}}, {"", "", "rows 130"}},
+      {"dispatch_grad", K::DispatchGrad, {"f[e 8, r 130~e, m 24]", "i[b 3, s 20, k 2]",
+       "i[bound 9]"}, {"f[b 3, s 20, m 24]"}, {{"over", "e"}}, {"", "rows 130", "all 110"}},
+      {"combine", K::Combine, {"f[e 8, r 130~e, m 24]", "g[b 3, s 20, k 2]", "i[b 3, s 20, k 2]",
+       "i[bound 9]"}, {"f[b 3, s 20, m 24]"}, {{"over", "e"}}, {"", "", "rows 130", "all 110"}},
       {"combine_grad", K::CombineGrad, {"f[b 3, s 20, m 24]", "f[e 8, r 130~e, m 24]",
-       "g[b 3, s 20, k 2]", "i[b 3, s 20, k 2]"}, {"f[e 8, r 130~e, m 24]", "g[b 3, s 20, k 2]"},
-       {{"over", "e"}}, {"", "", "", "rows 130"}},
+       "g[b 3, s 20, k 2]", "i[b 3, s 20, k 2]", "i[bound 9]"}, {"f[e 8, r 130~e, m 24]",
+       "g[b 3, s 20, k 2]"}, {{"over", "e"}}, {"", "", "", "rows 130", "all 110"}},
 
       // The step.
       {"warmup", K::LearningRate, {"i[]"}, {"g[]"}, {{"lr", 0.1}, {"floor", 0.1}, {"warmup", 10.0},
@@ -357,6 +374,9 @@ Array randomValues(const Case& test, const Type& type, llvm::StringRef fill, uin
     for (int64_t i = 0; i < n; ++i) {
       values.push_back(std::floor((draw(i) + 1) / 2 * double(number + 1)) - 1);
     }
+  } else if (what == "below") {
+    for (int64_t i = 0; i < n; ++i)
+      values.push_back(std::floor((draw(i) + 1) / 2 * double(number)));
   } else if (what == "count") {
     values.assign(size_t(n), double(number));
   } else if (what == "offsets") {
@@ -451,12 +471,11 @@ void makeConsistent(const Case& test, Bench& bench, std::vector<Array>& in) {
     in[3] = made[0], in[4] = made[1];
   }
   if (test.kind == OpKind::RouteGrad) {
-    Type sums = op.operand(4)->type;
-    Type bound{Elem::I32, {{"bound", op.operand(0)->type.size("e") + 1, ""}}};
-    auto made = forward(OpKind::Route, 1, {op.operand(1)->type, op.operand(3)->type,
-                                           op.operand(2)->type, bound, sums, sums});
-    in[1] = made[0], in[2] = made[2];
+    Type sums = op.operand(3)->type;
+    in[1] = forward(OpKind::Route, 1, {op.operand(1)->type, op.operand(2)->type, sums, sums})[0];
   }
+  if (test.kind == OpKind::Pack && in.size() > 1)
+    for (double& fit : in[1]) fit = fit > -0.5 ? 1 : 0;
   auto clampAll = [&](size_t i, double low, double high) {
     for (double& x : in[i]) x = std::clamp(x, low, high);
   };
@@ -465,9 +484,9 @@ void makeConsistent(const Case& test, Bench& bench, std::vector<Array>& in) {
     size_t rate = test.kind == OpKind::AdamW ? 4 : 3;
     in[rate][0] = 0.01;
   }
-  if (test.kind == OpKind::Dispatch) {
-    for (size_t i = 1; i < in[2].size(); ++i) in[2][i] = double(usedRows(in[1]));
-  }
+  if (int at = offsetsOperand(op); at > 0 && op.has(Packs))
+    for (size_t i = 1; i < in[size_t(at)].size(); ++i)
+      in[size_t(at)][i] = double(usedRows(in[size_t(at) - 1]));
 }
 
 void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_t microbatch) {

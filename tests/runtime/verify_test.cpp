@@ -132,8 +132,8 @@ std::vector<Fault> faults() {
       {"the router's gradient cut, the loss right", kExperts,
        [](Module& module) {
          for (Op* op : opsOf(module, OpKind::RouteGrad)) {
-           Value* gate = op->operand(3);
-           op->setOperand(3, before(op).constant(0, gate->type));
+           Value* gate = op->operand(2);
+           op->setOperand(2, before(op).constant(0, gate->type));
          }
        },
        "gradient", "grad.layer.moe.router", kAll},

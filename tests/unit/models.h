@@ -146,6 +146,18 @@ inline const TinyModel kModels[] = {
     {"moe", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1)", "dim expert = 4, ffn = 6"},
     {"moe_sequences", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1, score = sigmoid, "
                       "per = sequence)", "dim expert = 4, ffn = 6"},
+    {"moe_capacity", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1, capacity = 0.8)",
+     "dim expert = 4, ffn = 6"},
+    {"moe_plain_gates", "y[batch, seq, model] = moe(x, top = 2, normalise = false, capacity = 0.9, "
+                        "per = sequence, scale = 2)", "dim expert = 4, ffn = 6"},
+    {"moe_groups", "y[batch, seq, model] = moe(x, top = 3, groups = 4, kept = 2, score = sigmoid, "
+                   "group_score = best2, scale = 2.5)", "dim expert = 8, ffn = 6"},
+    {"moe_best_groups", "y[batch, seq, model] = moe(x, top = 2, groups = 4, kept = 3)",
+     "dim expert = 4, ffn = 6"},
+    {"moe_z_loss", "y[batch, seq, model] = moe(x, top = 2, balance = 0, z = 0.1)",
+     "dim expert = 4, ffn = 6"},
+    {"moe_recomputed", "y[batch, seq, model] = moe(x, top = 2, capacity = 0.8, z = 0.05)",
+     "dim expert = 4, ffn = 6", "recompute route, dispatch, combine"},
     {"moe_layers", "repeat layer = 2 { x = x + moe(norm(x), top = 2, balance = 0.05) } "
                    "y[batch, seq, model] = x", "dim expert = 4, ffn = 6"},
 };

@@ -200,22 +200,29 @@ struct Routing {
   Type packed = f64({dim("expert", 3), dim("slot", 16, "expert"), dim("model", 2)});
   Type x = f64({dim("batch", 2), dim("seq", 4), dim("model", 2)});
 
-  Attrs attrs(const char* score, const char* per, int64_t normalise, double capacity) {
-    return {{"over", std::string("expert")},
-            {"seq", std::string("seq")},
-            {"top", int64_t{2}},
-            {"score", std::string(score)},
-            {"per", std::string(per)},
-            {"normalise", normalise},
-            {"capacity", capacity},
-            {"scale", 1.5}};
+  Attrs attrs(const char* score, const char* per, int64_t normalise) {
+    Attrs made{{"over", std::string("expert")}, {"top", int64_t{2}},     {"score", std::string(score)},
+               {"per", std::string(per)},       {"normalise", normalise}, {"scale", 1.5}};
+    if (made.word("per") == "sequence") made.set("seq", std::string("seq"));
+    return made;
   }
   Type sums(const Attrs& attrs) const {
     return attrs.word("per") == "sequence" ? scores.without("seq") : f64({dim("expert", 3)});
   }
   Op& route(const Attrs& attrs) {
-    return bench.op(OpKind::Route, {scores},
-                    {choice, gate, choice, offsets, sums(attrs), sums(attrs)}, attrs);
+    return bench.op(OpKind::Route, {scores}, {choice, gate, sums(attrs), sums(attrs)}, attrs);
+  }
+  Array admit(const Array& chosen, double capacity) {
+    return bench.run(OpKind::Admit, {choice}, {gate},
+                     {{"capacity", capacity},
+                      {"experts", int64_t{3}},
+                      {"seq", std::string("seq")},
+                      {"choice", std::string("choice")}},
+                     {chosen})[0];
+  }
+  std::vector<Array> pack(const Array& chosen, const Array& fit) {
+    return bench.run(OpKind::Pack, {choice, gate}, {choice, offsets},
+                     {{"experts", int64_t{3}}, {"choice", std::string("choice")}}, {chosen, fit});
   }
 };
 
@@ -223,18 +230,15 @@ TEST(ReferenceGradient, Route) {
   for (const char* score : {"softmax", "sigmoid"}) {
     for (const char* per : {"sequence", "microbatch"}) {
       for (int64_t normalise : {0, 1}) {
-        for (double capacity : {0.0, 1.0}) {
-          Routing r;
-          Attrs attrs = r.attrs(score, per, normalise, capacity);
-          const Op& route = r.route(attrs);
-          Array s = numbers(r.scores, "s"), dgate = numbers(r.gate, "dgate");
-          Array dshare = numbers(r.sums(attrs), "dshare");
-          std::vector<Array> out = referenceOp(route, {s}, {});
-          Array ds =
-              r.bench.run(OpKind::RouteGrad, {r.scores, r.choice, r.choice, r.gate, r.sums(attrs)},
-                          {r.scores}, attrs, {s, out[0], out[2], dgate, dshare})[0];
-          expectGradient(route, {s}, {0}, {{}, dgate, {}, {}, {}, dshare}, {ds});
-        }
+        Routing r;
+        Attrs attrs = r.attrs(score, per, normalise);
+        const Op& route = r.route(attrs);
+        Array s = numbers(r.scores, "s"), dgate = numbers(r.gate, "dgate");
+        Array dshare = numbers(r.sums(attrs), "dshare");
+        std::vector<Array> out = referenceOp(route, {s}, {});
+        Array ds = r.bench.run(OpKind::RouteGrad, {r.scores, r.choice, r.gate, r.sums(attrs)},
+                               {r.scores}, attrs, {s, out[0], dgate, dshare})[0];
+        expectGradient(route, {s}, {0}, {{}, dgate, {}, dshare}, {ds});
       }
     }
   }
@@ -243,59 +247,94 @@ TEST(ReferenceGradient, Route) {
 TEST(ReferenceGradient, DispatchAndCombine) {
   Routing r;
   std::vector<Array> out =
-      referenceOp(r.route(r.attrs("softmax", "sequence", 1, 1.0)), {numbers(r.scores, "s")}, {});
-  const Array &gate = out[1], &row = out[2], &offsets = out[3];
+      referenceOp(r.route(r.attrs("softmax", "sequence", 1)), {numbers(r.scores, "s")}, {});
+  std::vector<Array> packed = r.pack(out[0], r.admit(out[0], 1.0));
+  const Array &gate = out[1], &row = packed[0], &offsets = packed[1];
   ASSERT_NE(std::count(row.begin(), row.end(), -1.0), 0);
   Attrs over = {{"over", std::string("expert")}};
 
   const Op& dispatch = r.bench.op(OpKind::Dispatch, {r.x, r.choice, r.offsets}, {r.packed}, over);
   Array dt = numbers(r.packed, "dt");
-  Array dx = r.bench.run(OpKind::DispatchGrad, {r.packed, r.choice}, {r.x}, over, {dt, row})[0];
+  Array dx = r.bench.run(OpKind::DispatchGrad, {r.packed, r.choice, r.offsets}, {r.x}, over,
+                         {dt, row, offsets})[0];
   expectGradient(dispatch, {numbers(r.x, "x"), row, offsets}, {0}, {dt}, {dx});
 
-  const Op& combine = r.bench.op(OpKind::Combine, {r.packed, r.gate, r.choice}, {r.x}, over);
+  const Op& combine =
+      r.bench.op(OpKind::Combine, {r.packed, r.gate, r.choice, r.offsets}, {r.x}, over);
   Array o = numbers(r.packed, "o"), dy = numbers(r.x, "dy");
-  std::vector<Array> grads = r.bench.run(OpKind::CombineGrad, {r.x, r.packed, r.gate, r.choice},
-                                         {r.packed, r.gate}, over, {dy, o, gate, row});
-  expectGradient(combine, {o, gate, row}, {0, 1}, {dy}, grads);
+  std::vector<Array> grads =
+      r.bench.run(OpKind::CombineGrad, {r.x, r.packed, r.gate, r.choice, r.offsets},
+                  {r.packed, r.gate}, over, {dy, o, gate, row, offsets});
+  expectGradient(combine, {o, gate, row, offsets}, {0, 1}, {dy}, grads);
 }
 
 TEST(Reference, RouteByHand) {
   Bench bench;
-  Type scores = f64({dim("seq", 3), dim("expert", 3)});
-  Type choice = i32({dim("seq", 3), dim("choice", 2)});
+  Type scores = f64({dim("seq", 3), dim("expert", 3)}), sums = f64({dim("expert", 3)});
+  Type choice = i32({dim("seq", 3), dim("choice", 2)}), fits = choice.withElem(Elem::F64);
   // Token 0 likes experts 2, 0; token 1: 0 and 2 tie, so 0 first; token 2: 2, 1.
   Array s = {1, 0, 2, 5, 0, 5, 0, 1, 9};
-  Attrs attrs = {{"over", std::string("expert")},
-                 {"seq", std::string("seq")},
-                 {"top", int64_t{2}},
-                 {"score", std::string("sigmoid")},
-                 {"per", std::string("microbatch")}};
-  auto run = [&](double capacity) {
-    attrs.set("capacity", capacity);
-    Type sums = f64({dim("expert", 3)});
-    return bench.run(
-        OpKind::Route, {scores},
-        {choice, choice.withElem(Elem::F64), choice, i32({dim("bound", 4)}), sums, sums}, attrs,
-        {s});
-  };
-  std::vector<Array> all = run(0);
+  std::vector<Array> all = bench.run(OpKind::Route, {scores}, {choice, fits, sums, sums},
+                                     {{"over", std::string("expert")},
+                                      {"top", int64_t{2}},
+                                      {"score", std::string("sigmoid")},
+                                      {"per", std::string("microbatch")}},
+                                     {s});
   EXPECT_EQ(all[0], (Array{2, 0, 0, 2, 2, 1}));
-  EXPECT_EQ(all[2], (Array{3, 0, 1, 4, 5, 2}));  // by expert, then token
-  EXPECT_EQ(all[3], (Array{0, 2, 3, 6}));
-  std::vector<Array> two = run(0.6);  // ceil(0.6 * 3 * 2 / 3) = 2 tokens an expert
-  EXPECT_EQ(two[2], (Array{3, 0, 1, 4, -1, 2}));
-  EXPECT_EQ(two[3], (Array{0, 2, 3, 5}));
-  EXPECT_EQ(two[1][4], 0);
-  EXPECT_EQ(two[0], all[0]);
-  EXPECT_EQ(all[4], (Array{2, 1, 3}));
-  EXPECT_EQ(two[4], all[4]);  // a dropped choice was a choice
+  EXPECT_EQ(all[2], (Array{2, 1, 3}));
   double low = 1 / (1 + std::exp(-1.0)), high = 1 / (1 + std::exp(-9.0));
-  EXPECT_NEAR(all[5][1],
+  EXPECT_NEAR(all[3][1],
               0.5 / (low + 0.5 + 1 / (1 + std::exp(-2.0))) +
                   0.5 / (0.5 + 2 / (1 + std::exp(-5.0))) + low / (0.5 + low + high),
               1e-14);
-  EXPECT_NEAR(all[5][0] + all[5][1] + all[5][2], 3, 1e-14);  // a whole for each token
+  EXPECT_NEAR(all[3][0] + all[3][1] + all[3][2], 3, 1e-14);  // a whole for each token
+
+  // ceil(0.6 * 3 * 2 / 3) = 2 tokens an expert: the third choice of expert 2 is too many.
+  Array fit = bench.run(OpKind::Admit, {choice}, {fits},
+                        {{"capacity", 0.6},
+                         {"experts", int64_t{3}},
+                         {"seq", std::string("seq")},
+                         {"choice", std::string("choice")}},
+                        {all[0]})[0];
+  EXPECT_EQ(fit, (Array{1, 1, 1, 1, 0, 1}));
+  Attrs packing = {{"experts", int64_t{3}}, {"choice", std::string("choice")}};
+  Type bound = i32({dim("bound", 4)});
+  std::vector<Array> rows = bench.run(OpKind::Pack, {choice}, {choice, bound}, packing, {all[0]});
+  EXPECT_EQ(rows[0], (Array{3, 0, 1, 4, 5, 2}));  // by expert, then token
+  EXPECT_EQ(rows[1], (Array{0, 2, 3, 6}));
+  rows = bench.run(OpKind::Pack, {choice, fits}, {choice, bound}, packing, {all[0], fit});
+  EXPECT_EQ(rows[0], (Array{3, 0, 1, 4, -1, 2}));
+  EXPECT_EQ(rows[1], (Array{0, 2, 3, 5}));
+}
+
+// Three groups of two experts, two of which are kept.
+TEST(Reference, RouteByGroups) {
+  Bench bench;
+  Type scores = f64({dim("t", 1), dim("expert", 6)}), bias = f64({dim("expert", 6)});
+  Type choice = i32({dim("t", 1), dim("choice", 3)}), gate = choice.withElem(Elem::F64);
+  auto logit = [](double p) { return std::log(p / (1 - p)); };
+  Array s;
+  for (double p : {0.9, 0.2, 0.6, 0.6, 0.7, 0.3}) s.push_back(logit(p));
+  auto run = [&](const char* score, Array b) {
+    return bench.run(OpKind::Route, {scores, bias}, {choice, gate, bias, bias},
+                     {{"over", std::string("expert")},
+                      {"top", int64_t{3}},
+                      {"score", std::string("sigmoid")},
+                      {"per", std::string("microbatch")},
+                      {"groups", int64_t{3}},
+                      {"kept", int64_t{2}},
+                      {"group_score", std::string(score)}},
+                     {s, std::move(b)});
+  };
+  Array none(6, 0.0);
+  EXPECT_EQ(run("best", none)[0], (Array{0, 4, 5}));   // bests: 0.9, 0.6, 0.7
+  EXPECT_EQ(run("best2", none)[0], (Array{0, 2, 3}));  // sums: 1.1, 1.2, 1.0
+  // A bias counts for the choice alone.
+  std::vector<Array> biased = run("best2", {0, 0, 0, 0, 0.25, 0});
+  EXPECT_EQ(biased[0], (Array{4, 2, 3}));
+  EXPECT_NEAR(biased[1][0], 0.7, 1e-15);
+  EXPECT_EQ(biased[2], (Array{0, 0, 1, 1, 1, 0}));
+  EXPECT_NEAR(biased[3][4], 0.7 / 3.3, 1e-15);
 }
 
 TEST(Reference, SumsByName) {

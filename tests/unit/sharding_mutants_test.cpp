@@ -155,7 +155,7 @@ const Mutant kMutants[] = {
            2, b.value(OpKind::AllReduce, {dispatch->operand(2)}, dispatch->operand(2)->type.whole(),
                       {{"axes", Words{"data"}}}));
      },
-     "dispatch offsets must come from a route"},
+     "dispatch offsets must come from a pack"},
     {"copied weight counted by each rank in the clip norm (C09)",
      dense(std::string(kSequence) + "optimizer adamw { clip 1.0 }"),
      [](Module& m) { test::drop(first(m, OpKind::OneCopy)); }, "adds what is partial over"},

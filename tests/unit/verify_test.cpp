@@ -56,24 +56,34 @@ TEST(Verify, NamesTheBrokenRule) {
       {"%q = read @q : f32[s 5, t 6, h 4, w 2]\n %k = read @k : f32[s 5, t 6, g 3, w 2]\n"
        "%a, %l = attend(%q, %k, %k) {seq = t, by = w, head = h, kv = g} : f32[s 5, t 6, h 4, w 2],"
        " f32[s 5, t 6, h 4]", "no multiple of 3 kv heads"},
-      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %l, %h = route(%s) {over = e,"
-       " top = 5, score = softmax, per = sequence, seq = t} : i32[s 5, t 6, choice 5],"
-       " f32[s 5, t 6, choice 5], i32[s 5, t 6, choice 5], i32[bound 5], f32[s 5, e 4],"
-       " f32[s 5, e 4]", "chooses 5 of 4"},
-      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %l, %h = route(%s) {over = e,"
-       " top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1],"
-       " f32[s 5, t 6, choice 1], i32[s 5, t 6, choice 1], i32[bound 5], f32[s 5, e 4], f32[e 4]",
-       "the load has dims [s 5, e 4], not [e 4]"},
-      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %l, %h = route(%s) {over = e,"
-       " top = 1, score = softmax, per = sequence, seq = t} : i32[s 5, t 6, choice 1],"
-       " f32[s 5, t 6, choice 1], i32[s 5, t 6, choice 1], i32[bound 5], f32[s 5, e 4], f32[e 4]",
-       "the share has dims [e 4], not [s 5, e 4]"},
-      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %r, %o, %l, %h = route(%s) {over = e,"
-       " top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1],"
-       " f32[s 5, t 6, choice 1], i32[s 5, t 6, choice 1], i32[bound 5], f32[e 4], f32[e 4]\n"
-       "%d = const {value = 0.0} : f32[s 5, e 4]\n"
-       "%q = route_grad(%s, %c, %r, %g, %d) {over = e, top = 1, score = softmax, per = microbatch}"
-       " : f32[s 5, t 6, e 4]", "operand 4 has dims [s 5, e 4], not [e 4]"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 5, score = softmax, per = sequence, seq = t} : i32[s 5, t 6, choice 5], f32[s 5, t 6, choice 5], f32[s 5, e 4], f32[s 5, e 4]\n", "chooses 5 of 4"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[s 5, e 4], f32[e 4]\n", "the load has dims [s 5, e 4], not [e 4]"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = sequence, seq = t} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[s 5, e 4], f32[e 4]\n", "the share has dims [e 4], not [s 5, e 4]"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch, groups = 3} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n", "cuts 4 experts into 3 groups"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch, groups = 2, kept = 3} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n", "keeps 3 of 2 groups"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 3, score = softmax, per = microbatch, groups = 2, kept = 1} : i32[s 5, t 6, choice 3], f32[s 5, t 6, choice 3], f32[e 4], f32[e 4]\n", "keeps 1 of 2 groups for 3 choices"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch, groups = 2, kept = 1} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n", "unknown group score"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch, groups = 4, kept = 1, group_score = best2} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n", "has one a group"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%d = const {value = 0.0} : f32[s 5, e 4]\n"
+       "%q = route_grad(%s, %c, %g, %d) {over = e, top = 1, score = softmax, per = microbatch} : f32[s 5, t 6, e 4]", "operand 3 has dims [s 5, e 4], not [e 4]"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%d = const {value = 0.0} : f32[e 4]\n"
+       "%q = route_grad(%s, %c, %g, %d) {over = e, top = 1, score = sigmoid, per = microbatch} : f32[s 5, t 6, e 4]", "'score' differs from the route's"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%f = admit(%c) {experts = 4, seq = t, choice = choice} : f32[s 5, t 6, choice 1]", "has no 'capacity'"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%f = admit(%c) {capacity = 1.0, experts = 4, seq = u, choice = choice} : f32[s 5, t 6, choice 1]", "'seq' is 'u', which operand 0 lacks"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%r, %o = pack(%c) {experts = 5, choice = choice} : i32[s 5, t 6, choice 1], i32[bound 6]", "packs for 5 experts"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%r, %o = pack(%c) {experts = 4, choice = choice} : i32[s 5, t 6, choice 1], i32[bound 6]", "offsets must have 5 elements"},
+      {"%i = read @ids : i32[s 5, t 6]\n %s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%r, %o = pack(%i) {experts = 4, choice = t} : i32[s 5, t 6], i32[bound 5]", "choices must come from a route"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%r, %o = pack(%c) {experts = 4, choice = choice} : i32[s 5, t 6, choice 1], i32[bound 5]\n"
+       "%x = const {value = 1.0} : f32[s 5, t 6, m 2]\n%t = dispatch(%x, %r, %o) {over = e} : f32[e 4, slot 29~e, m 2]", "has room for 29 rows, but the pack makes up to 30"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%r, %o = pack(%c) {experts = 4, choice = choice} : i32[s 5, t 6, choice 1], i32[bound 5]\n"
+       "%x = const {value = 1.0} : f32[s 5, t 6, m 2]\n%t = dispatch(%x, %r, %o) {over = e} : f32[e 3, slot 30~e, m 2]", "has 3 groups, but the pack has 4"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%r, %o = pack(%c) {experts = 4, choice = choice} : i32[s 5, t 6, choice 1], i32[bound 5]\n"
+       "%x = const {value = 1.0} : f32[s 5, t 6, m 2]\n%t = dispatch(%x, %c, %o) {over = e} : f32[e 4, slot 30~e, m 2]", "rows must come from a pack"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%r, %o = pack(%c) {experts = 4, choice = choice} : i32[s 5, t 6, choice 1], i32[bound 5]\n"
+       "%x = const {value = 1.0} : f32[s 5, t 6, m 2]\n%t = dispatch(%x, %r, %r) {over = e} : f32[e 4, slot 30~e, m 2]", "offsets must come from a pack"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%f = admit(%c) {capacity = 0.5, experts = 4, seq = t, choice = choice} : f32[s 5, t 6, choice 1]\n"
+       "%r, %o = pack(%c, %f) {experts = 4, choice = choice} : i32[s 5, t 6, choice 1], i32[bound 5]\n"
+       "%x = const {value = 1.0} : f32[s 5, t 6, m 2]\n%t = dispatch(%x, %r, %o) {over = e} : f32[e 4, slot 19~e, m 2]", "the pack makes up to 20"},
       {"%q = read @q : f32[s 5, t 6, h 4, w 2]\n"
        "%r = rope(%q) {seq = t, by = w, style = spiral} : f32[s 5, t 6, h 4, w 2]", "unknown style"},
       {"%x = read @x : f32[a 2, b 4]\n %d = dropout(%x) {rate = 1.5} : f32[a 2, b 4]", "outside"},
