@@ -141,7 +141,7 @@ Arrays referenceAttend(const Op& op, const Arrays& in) {
       if (attention.sees(row, p)) scores[size_t(p)] = attention.score(in[0], in[1], row, p);
       most = std::max(most, scores[size_t(p)]);
     }
-    double total = goesOn || most == kNoKeys ? std::exp(before - most) : 0;
+    double total = std::exp(before - most);  // beside any key's score, no keys give 0
     for (double score : scores) total += std::exp(score - most);
     lse[size_t(rowInLse.at(row))] = most + std::log(total);
     if (goesOn)
