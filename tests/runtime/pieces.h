@@ -131,9 +131,9 @@ struct Memory {
   }
 };
 
-// Runs an op on one rank; `inPlace`: its result lies on its first operand.
+// Runs an op on one rank; result i lies on operand under[i], where that says so.
 inline std::vector<Array> runOn(const Coordinates& rank, const Op& op, const std::vector<Array>& in,
-                         bool inPlace = false) {
+                         llvm::ArrayRef<size_t> under = {}) {
   auto device = makeCpuDevice(2, rank);
   auto kernel = device->prepare(op);
   if (!kernel) {
@@ -146,11 +146,11 @@ inline std::vector<Array> runOn(const Coordinates& rank, const Op& op, const std
   for (const Value* value : op.results()) memory.emplace_back(value->type);
   for (size_t i = 0; i < in.size(); ++i) memory[i].set(in[i]);
   for (Memory& m : memory) at.push_back(m.bytes.data());
-  if (inPlace) at[in.size()] = at[0];
+  for (size_t i = 0; i < under.size(); ++i) at[in.size() + i] = at[under[i]];
   (*kernel)->run(context(), at.data(), at.data() + in.size());
   std::vector<Array> out;
-  for (size_t i = in.size(); i < memory.size(); ++i)
-    out.push_back(memory[inPlace && i == in.size() ? 0 : i].get());
+  for (size_t i = in.size(), r = 0; i < memory.size(); ++i, ++r)
+    out.push_back(memory[r < under.size() ? under[r] : i].get());
   return out;
 }
 
@@ -196,7 +196,8 @@ inline std::vector<Array> runSplit(const Grid& grid, OpKind kind, const std::vec
     std::vector<Array> pieces;
     for (size_t i = 0; i < in.size(); ++i)
       pieces.push_back(pieceOf(operands[i], rank, in[i], padding));
-    std::vector<Array> out = runOn(rank, *bench.op, pieces, inPlace);
+    std::vector<Array> out = runOn(rank, *bench.op, pieces,
+                                   inPlace ? llvm::ArrayRef<size_t>(size_t{0}) : llvm::None);
     for (size_t i = 0; i < out.size(); ++i) addPiece(results[i], rank, out[i], sums[i]);
   }
   return sums;

@@ -248,8 +248,25 @@ TEST(Ring, UnseenBlocksChangeNothing) {
   }
 }
 
-// The results may lie on what they go on from, and no result of bf16 keys is rounded to bf16 between
-// blocks: eight are as exact as one.
+// The results may lie on what they go on from.
+TEST(Ring, WorksInPlace) {
+  Attention attention({.ranks = 2, .isZigzag = true, .document = 60});
+  for (int64_t r = 0; r < attention.grid.ranks(); ++r)
+    for (int64_t moved : {0, 1}) {
+      Coordinates rank(attention.grid, r);
+      std::vector<Type> types = attention.withDocuments(
+          {attention.q, attention.moved(attention.k, moved), attention.moved(attention.v, moved),
+           attention.a, attention.lse},
+          attention.moved(attention.documents, moved));
+      std::vector<Array> in;
+      for (size_t i = 0; i < types.size(); ++i)
+        in.push_back(randomValues(types[i], i < 5 ? "" : "count 1", 20 + i));
+      Bench bench(OpKind::AttendBlock, types, {attention.a, attention.lse}, attention.attrs);
+      EXPECT_EQ(runOn(rank, *bench.op, in, {3, 4}), runOn(rank, *bench.op, in));
+    }
+}
+
+// No result of bf16 keys is rounded to bf16 between blocks: eight are as exact as one.
 TEST(Ring, RunningSumsAreNotRounded) {
   auto worst = [](int64_t ranks) {
     Ring ring{.ranks = ranks, .isZigzag = true};

@@ -148,6 +148,7 @@ TEST(Memory, NoLiveValueIsOverwrittenInTinyModels) {
 // What is summed up over blocks of keys stays where it is; queries and keys are read until the end.
 TEST(Memory, AttentionOverBlocksLiesOnWhatItGoesOnFrom) {
   auto module = test::parse(R"(module m model {
+  call @forward
   var @x : f32[s 8, w 4] weight init const(1.0)
   var @l : f32[s 8] weight init const(1.0)
   var @y : f32[s 8, w 4] slot
@@ -162,9 +163,6 @@ TEST(Memory, AttentionOverBlocksLiesOnWhatItGoesOnFrom) {
     %c, %d = attend_block(%q, %k, %v, %a, %b) {seq = s, by = w} : f32[s 8, w 4], f32[s 8]
     %e = add(%c, %d) : f32[s 8, w 4]
     write @y(%e)
-  }
-  schedule {
-    call forward
   }
 })");
   ASSERT_TRUE(module);
