@@ -21,16 +21,19 @@ double space(const Op& op) {
   return product;
 }
 
-// Scores and blended values: each pair of query and key costs the width of both; a causal mask hides half.
+// Scores and blended values: each pair of query and key costs the width of both; a causal mask hides
+// half. Of a block of keys, what a rank meets in it on average; with `ring`, all blocks.
 double attention(const Op& op) {
   const Type &q = op.operand(0)->type, &k = op.operand(1)->type, &v = op.operand(2)->type;
   std::string by = op.attrs.word("by"), seq = op.attrs.word("seq");
+  const Dim& held = k.dims[size_t(k.find(seq))];
   double queries = elements(q) / double(q.size(by));
-  double keys = double(k.size(seq));
+  double keys = double(held.all());
   double width = double(q.size(by)) + elements(v) / elements(k) * double(k.size(by));
   if (int64_t window = op.attrs.integer("window"); window > 0)
     keys = std::min(keys, double(window));
   else if (op.isFlag("causal")) keys /= 2;
+  if (!op.isFlag("ring")) keys *= double(held.size) / double(held.all());
   return 2 * queries * keys * width;
 }
 
@@ -53,6 +56,7 @@ double flopsOf(const Op& op) {
     case OpKind::Einsum:
       return 2 * space(op);
     case OpKind::Attend:
+    case OpKind::AttendBlock:
       return attention(op);
     case OpKind::AttendGrad:  // the scores again, and four products more
       return 2.5 * attention(op);

@@ -248,12 +248,19 @@ static bool worksInPlace(const Op& op) {
   return llvm::none_of(op.body->ops, [](const Op* inner) { return inner->kind == OpKind::Sum; });
 }
 
+// Whether of operands and results that are alike it is these two that belong together: with others the
+// op is not done when it writes.
+static bool belongTogether(const Op& op, const Value& operand, unsigned result) {
+  if (op.kind == OpKind::AttendBlock) return &operand == op.operand(3 + result);
+  return !op.has(Comm) || &operand == op.operand(result);
+}
+
 // The operand on which a result may lie: same layout, dying here, and not shared.
 const Value* MemoryPlan::dyingOperand(const Op& op, unsigned resultIndex) const {
   const Value* result = op.results()[resultIndex];
   if (!worksInPlace(op) || op.kind == OpKind::AdamW || op.kind == OpKind::Sgd) return nullptr;
   for (const Value* operand : op.operands()) {
-    if (op.has(Comm) && operand != op.operand(resultIndex)) continue;
+    if (!belongTogether(op, *operand, resultIndex)) continue;
     if (!sameLayout(operand->type, result->type) || !operand->def() ||
         operand->block() != op.parent() || lastUseBeside(operand, op) > start_.lookup(&op) ||
         llvm::count(op.operands(), operand) > 1)
@@ -343,7 +350,8 @@ size_t MemoryPlan::usesInside(const Value* value, const Op& repeat) const {
 }
 
 bool MemoryPlan::canLieOn(const Op& op, const Value& operand, const Value& result) const {
-  return worksInPlace(op) && sameLayout(operand.type, result.type) && llvm::count(op.operands(), &operand) == 1;
+  return worksInPlace(op) && sameLayout(operand.type, result.type) &&
+         belongTogether(op, operand, result.index()) && llvm::count(op.operands(), &operand) == 1;
 }
 
 void MemoryPlan::block(Block& block) {

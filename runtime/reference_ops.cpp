@@ -491,6 +491,7 @@ Arrays referenceOp(const Op& op, Arrays in, const RunContext& context) {
     case OpKind::Rope:
       return {referenceRope(op, in[0])};
     case OpKind::Attend:
+    case OpKind::AttendBlock:
       return referenceAttend(op, in);
     case OpKind::AttendGrad:
       return referenceAttendGrad(op, in);

@@ -45,8 +45,12 @@ struct Attention {
   Space rows;     // one index per query: q's dims less `by`
   Space value{};  // the dims of v that are summed by nothing: its width
   int seqAt, headAt;
+  // By position, of queries and of keys; null: no documents.
+  const Array *documents = nullptr, *keyDocuments = nullptr;
+  Steps rowInDocuments, rowInKeyDocuments;
+  int64_t keyDocumentStep = 0;
 
-  explicit Attention(const Op& op)
+  Attention(const Op& op, const Arrays& in)
       : q(op.operand(0)->type),
         k(op.operand(1)->type),
         v(op.operand(2)->type),
@@ -68,6 +72,15 @@ struct Attention {
     for (const Dim& dim : q.dims) {
       if (dim.name != by) value.drop(dim.name);
     }
+    unsigned first = unsigned(op.info().minOperands);
+    if (op.operands().size() <= first) return;
+    const Type& keys = op.operand(first + 1)->type;
+    documents = &in[first];
+    keyDocuments = &in[first + 1];
+    rowInDocuments = rows.steps(op.operand(first)->type);
+    rowInKeyDocuments = rows.steps(keys);
+    keyDocumentStep = stepAlong(keys, seq);
+    rowInKeyDocuments.perDim[size_t(seqAt)] = 0;
   }
 
   // The first element of the keys (or values) that a query's row reads, at position 0.
@@ -83,7 +96,10 @@ struct Attention {
 
   bool sees(Index row, int64_t position) const {
     int64_t distance = row[size_t(seqAt)] - position;
-    return (!causal || distance >= 0) && (window <= 0 || distance < window);
+    if ((causal && distance < 0) || (window > 0 && distance >= window)) return false;
+    return documents == nullptr ||
+           (*documents)[size_t(rowInDocuments.at(row))] ==
+               (*keyDocuments)[size_t(rowInKeyDocuments.at(row) + position * keyDocumentStep)];
   }
 
   double score(const Array& queries, const Array& keys, Index row, int64_t position) const {
@@ -96,26 +112,43 @@ struct Attention {
   }
 };
 
+// The log-sum-exp over no keys.
+constexpr double kNoKeys = -1e38;
+
 Array zerosLike(const Type& type) { return Array(size_t(type.elements()), 0.0); }
 
 }  // namespace
 
+// attend, and attend_block: there the keys before are one more, whose score is their log-sum-exp and
+// whose value is what they gave.
 Arrays referenceAttend(const Op& op, const Arrays& in) {
-  Attention attention(op);
+  Attention attention(op, in);
+  bool goesOn = op.kind == OpKind::AttendBlock;
   const Type &v = attention.v, &type = op.result(0)->type, &lseType = op.result(1)->type;
+  const Type& beforeType = goesOn ? op.operand(3)->type : type;
+  const Type& lseBeforeType = goesOn ? op.operand(4)->type : lseType;
   Array a = zerosLike(type), lse = zerosLike(lseType);
   const Space &rows = attention.rows, &value = attention.value;
   Steps rowInA = rows.steps(type), rowInLse = rows.steps(lseType);
+  Steps rowBefore = rows.steps(beforeType), rowInLseBefore = rows.steps(lseBeforeType);
   Steps widthInV = value.steps(v), widthInA = value.steps(type);
+  Steps widthBefore = value.steps(beforeType);
   rows.each([&](Index row) {
-    double most = -INFINITY, total = 0;
+    double before = goesOn ? in[4][size_t(rowInLseBefore.at(row))] : kNoKeys;
+    double most = before;
     Array scores(size_t(attention.positions), -INFINITY);
     for (int64_t p = 0; p < attention.positions; ++p) {
       if (attention.sees(row, p)) scores[size_t(p)] = attention.score(in[0], in[1], row, p);
       most = std::max(most, scores[size_t(p)]);
     }
+    double total = std::exp(before - most);  // beside any key's score, no keys give 0
     for (double score : scores) total += std::exp(score - most);
     lse[size_t(rowInLse.at(row))] = most + std::log(total);
+    if (goesOn)
+      value.each([&](Index d) {
+        a[size_t(rowInA.at(row) + widthInA.at(d))] =
+            std::exp(before - most) / total * in[3][size_t(rowBefore.at(row) + widthBefore.at(d))];
+      });
     for (int64_t p = 0; p < attention.positions; ++p) {
       double weight = std::exp(scores[size_t(p)] - most) / total;
       int64_t inV = attention.keysOf(v, row) + p * stepAlong(v, attention.seq);
@@ -130,7 +163,7 @@ Arrays referenceAttend(const Op& op, const Arrays& in) {
 // With p the probabilities and dp = da . v:  ds = p * (dp - sum_keys(p * dp)), and that sum is
 // da . a. Then dq = scale * ds k, dk = scale * ds q, dv = p da.
 Arrays referenceAttendGrad(const Op& op, const Arrays& in) {
-  Attention attention(op);
+  Attention attention(op, in);
   const Array &queries = in[0], &keys = in[1], &values = in[2], &a = in[3], &lse = in[4];
   const Array& da = in[5];
   const Type &q = attention.q, &k = attention.k, &v = attention.v;

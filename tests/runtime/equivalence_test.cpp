@@ -87,10 +87,10 @@ class Equivalence : public testing::TestWithParam<test::TinyModel> {};
 
 TEST_P(Equivalence, DeviceEqualsReference) {
   for (const char* precision : {"f64", "f32"}) {
-    auto module = test::compileText(test::planText(
+    auto module = test::compileModel(
         GetParam(), std::string("precision ") + precision +
                         "\nseed 7\nmicrobatches 2\noptimizer adamw { lr 1e-2, warmup 2, cosine 10, "
-                        "clip 0.5, eps 1e-4 }"));
+                        "clip 0.5, eps 1e-4 }");
     ASSERT_TRUE(module);
     test::runAll(*module, {"autodiff", "recompute", "precision", "optimizer"});
     auto program = cloneModule(*module);

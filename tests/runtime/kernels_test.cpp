@@ -33,7 +33,7 @@ Type parseType(llvm::StringRef text, Elem elem) {
 
 // One op with its shapes. `fill` says what i32 operands hold: "ids N" (from -1 to N - 1), "below N", "rows N"
 // (a permutation of rows below N with some dropped), "offsets N" (groups of N rows at most,
-// packed).
+// packed), "documents N" and "mixed N" (by position, of N elements or scattered).
 struct Case {
   const char* name;
   OpKind kind;
@@ -209,6 +209,34 @@ const std::vector<Case>& cases() {
        {"f[s 70, h 2, w 80]", "f[s 70, h 2, w 80]", "f[s 70, h 2, w 80]"}, {{"seq", "s"},
        {"by", "w"}, {"head", "h"}, {"kv", "h"}, {"scale", 0.25}, {"window", int64_t{33}}}, {},
        Option::Plain, 2},
+      {"attend_documents", K::Attend, {"f[b 2, s 300, h 2, w 8]", "f[b 2, s 300, h 2, w 8]",
+       "f[b 2, s 300, h 2, w 8]", "i[b 2, s 300]", "i[b 2, s 300]"}, {"f[b 2, s 300, h 2, w 8]",
+       "g[b 2, s 300, h 2]"}, {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "h"}, {"scale", 0.5},
+       {"causal", int64_t{1}}}, {"", "", "", "documents 70", "documents 70"}},
+      {"attend_mixed_documents", K::Attend, {"f[b 2, s 70, h 6, w 8]", "f[b 2, s 70, k 2, w 8]",
+       "f[b 2, s 70, k 2, u 12]", "i[s 70]", "i[s 70]"}, {"f[b 2, s 70, h 6, u 12]",
+       "g[b 2, s 70, h 6]"}, {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "k"}, {"scale", 0.5},
+       {"window", int64_t{20}}}, {"", "", "", "mixed 3", "mixed 3"}},
+      {"attend_grad_documents", K::AttendGrad, {"f[b 2, s 300, h 2, w 8]",
+       "f[b 2, s 300, h 2, w 8]", "f[b 2, s 300, h 2, w 8]", "f[b 2, s 300, h 2, w 8]",
+       "g[b 2, s 300, h 2]", "f[b 2, s 300, h 2, w 8]", "i[b 2, s 300]", "i[b 2, s 300]"},
+       {"f[b 2, s 300, h 2, w 8]", "f[b 2, s 300, h 2, w 8]", "f[b 2, s 300, h 2, w 8]"}, {{"seq",
+       "s"}, {"by", "w"}, {"head", "h"}, {"kv", "h"}, {"scale", 0.5}, {"causal", int64_t{1}}},
+       {"", "", "", "", "", "", "documents 70", "documents 70"}, Option::Plain, 2},
+      {"attend_grad_mixed_documents", K::AttendGrad, {"f[b 2, s 70, h 6, w 8]",
+       "f[b 2, s 70, k 2, w 8]", "f[b 2, s 70, k 2, u 12]", "f[b 2, s 70, h 6, u 12]",
+       "g[b 2, s 70, h 6]", "f[b 2, s 70, h 6, u 12]", "i[s 70]", "i[s 70]"},
+       {"f[b 2, s 70, h 6, w 8]", "f[b 2, s 70, k 2, w 8]", "f[b 2, s 70, k 2, u 12]"}, {{"seq",
+       "s"}, {"by", "w"}, {"head", "h"}, {"kv", "k"}, {"scale", 0.5}},
+       {"", "", "", "", "", "", "mixed 3", "mixed 3"}, Option::Plain, 2},
+      {"attend_block", K::AttendBlock, {"f[b 2, s 140, h 6, w 8]", "f[b 2, s 140, k 2, w 8]",
+       "f[b 2, s 140, k 2, u 12]", "g[b 2, s 140, h 6, u 12]", "g[b 2, s 140, h 6]"},
+       {"g[b 2, s 140, h 6, u 12]", "g[b 2, s 140, h 6]"}, {{"seq", "s"}, {"by", "w"}, {"head",
+       "h"}, {"kv", "k"}, {"scale", 0.5}, {"causal", int64_t{1}}}},
+      {"attend_block_documents", K::AttendBlock, {"f[b 2, s 70, w 8]", "f[b 2, s 70, w 8]",
+       "f[b 2, s 70, u 12]", "g[b 2, s 70, u 12]", "g[b 2, s 70]", "i[b 2, s 70]", "i[b 2, s 70]"},
+       {"g[b 2, s 70, u 12]", "g[b 2, s 70]"}, {{"seq", "s"}, {"by", "w"}, {"scale", 0.5}},
+       {"", "", "", "", "", "ids 9", "ids 40"}},
       {"dropout", K::Dropout, {"f[a 31, c 70]"}, {"f[a 31, c 70]"}, {{"rate", 0.3}, {"site",
        "layer.drop"}}},
 
@@ -384,6 +412,15 @@ Array randomValues(const Case& test, const Type& type, llvm::StringRef fill, uin
     for (int64_t i = 0; i < n; ++i) values.push_back(double(i <= 1 ? i : i - 1) / double(n));
     for (double& v : values) v = std::floor(v * double(number));
     if (n > 2) values[2] = values[1];
+  } else if (what == "documents" || what == "mixed") {
+    for (int64_t i = 0; i < n; ++i) {
+      int64_t rest = i, s = 0, b = 0;
+      for (const Dim& dim : llvm::reverse(type.dims)) {
+        (dim.name == "s" ? s : b) = rest % dim.size;
+        rest /= dim.size;
+      }
+      values.push_back(double(what == "mixed" ? (s * s + b) % number : (s + 11 * b) / number));
+    }
   } else if (what == "all") {
     for (int64_t i = 0; i < n; ++i) values.push_back(i == 0 ? 0.0 : double(number));
   } else if (what == "rows") {
@@ -467,7 +504,16 @@ void makeConsistent(const Case& test, Bench& bench, std::vector<Array>& in) {
     return referenceOp(*made, {in.begin(), in.begin() + operands}, {});
   };
   if (test.kind == OpKind::AttendGrad) {
-    auto made = forward(OpKind::Attend, 3, {op.operand(3)->type, op.operand(4)->type});
+    llvm::SmallVector<Value*, 5> operands = llvm::to_vector<5>(op.operands().take_front(3));
+    std::vector<Array> values(in.begin(), in.begin() + 3);
+    for (size_t i = 6; i < in.size(); ++i) {
+      operands.push_back(op.operand(unsigned(i)));
+      values.push_back(in[i]);
+    }
+    const Op* attend = Builder(bench.block)
+                           .create(OpKind::Attend, operands,
+                                   {op.operand(3)->type, op.operand(4)->type}, op.attrs);
+    auto made = referenceOp(*attend, values, {});
     in[3] = made[0], in[4] = made[1];
   }
   if (test.kind == OpKind::RouteGrad) {

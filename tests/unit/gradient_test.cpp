@@ -35,8 +35,7 @@ class Gradient : public testing::TestWithParam<test::TinyModel> {};
 
 TEST_P(Gradient, MatchesFiniteDifferences) {
   const test::TinyModel& row = GetParam();
-  auto module = test::compileText(
-      test::planText(row, "precision f64\nseed 5\nmicrobatches 2"));
+  auto module = test::compileModel(row, "precision f64\nseed 5\nmicrobatches 2");
   ASSERT_TRUE(module);
   test::runAll(*module, {"autodiff", "recompute"});
   Reference reference(*module);

@@ -136,13 +136,46 @@ TEST(Memory, NoLiveValueIsOverwritten) {
 
 TEST(Memory, NoLiveValueIsOverwrittenInTinyModels) {
   for (const test::TinyModel& row : test::kModels) {
-    auto module = test::compileText(test::planText(row, "microbatches 2"));
+    auto module = test::compileModel(row, "microbatches 2");
     ASSERT_TRUE(module) << row.name;
     test::runAll(*module);
     Checker checker(*module);
     for (const auto& call : module->schedule) checker.run(*module->findFunction(call.function)->body);
     EXPECT_GT(checker.checked, 10) << row.name;
   }
+}
+
+// What is summed up over blocks of keys stays where it is; queries and keys are read until the end.
+TEST(Memory, AttentionOverBlocksLiesOnWhatItGoesOnFrom) {
+  auto module = test::parse(R"(module m model {
+  call @forward
+  var @x : f32[s 8, w 4] weight init const(1.0)
+  var @l : f32[s 8] weight init const(1.0)
+  var @y : f32[s 8, w 4] slot
+  func @forward {
+    %x = read @x : f32[s 8, w 4]
+    %l = read @l : f32[s 8]
+    %q = exp(%x) : f32[s 8, w 4]
+    %k = neg(%x) : f32[s 8, w 4]
+    %v = square(%x) : f32[s 8, w 4]
+    %a = tanh(%x) : f32[s 8, w 4]
+    %b = exp(%l) : f32[s 8]
+    %c, %d = attend_block(%q, %k, %v, %a, %b) {seq = s, by = w} : f32[s 8, w 4], f32[s 8]
+    %e = add(%c, %d) : f32[s 8, w 4]
+    write @y(%e)
+  }
+})");
+  ASSERT_TRUE(module);
+  test::runAll(*module, {"memory"});
+  const Op* attend = nullptr;
+  walk(*module->findFunction("forward")->body, [&](const Op* op) {
+    if (op->kind == OpKind::AttendBlock) attend = op;
+  });
+  ASSERT_TRUE(attend);
+  EXPECT_EQ(attend->result(0)->place, attend->operand(3)->place);
+  EXPECT_EQ(attend->result(1)->place, attend->operand(4)->place);
+  Checker checker(*module);
+  checker.run(*module->findFunction("forward")->body);
 }
 
 TEST(Memory, NoLiveValueIsOverwrittenBetweenRanks) {

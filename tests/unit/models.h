@@ -5,6 +5,8 @@
 #include <ostream>
 #include <string>
 
+#include "compile.h"
+
 namespace planc::test {
 
 struct TinyModel {
@@ -12,6 +14,7 @@ struct TinyModel {
   const char* body;           // sets y[batch, seq, model] from x
   const char* dims = "";      // more dims
   const char* plan = "";      // more statements of the plan
+  bool hasDocuments = false;  // attention sees only the query's document: see addDocuments
 };
 
 inline void PrintTo(const TinyModel& model, std::ostream* out) { *out << model.body; }
@@ -33,6 +36,36 @@ model tiny(layers = 2) {
 }
 plan p of tiny {
 )" + settings + "\n" + model.plan + "\n}\n";
+}
+
+// An input of document ids, 0 and 1 in any order, for every attention.
+inline void addDocuments(Module& module) {
+  Variable documents;
+  documents.name = "documents";
+  documents.kind = VarKind::Input;
+  documents.vocab = 2;
+  documents.type = module.findVar("tokens")->type;
+  documents.stack = module.findVar("tokens")->stack;
+  Variable* var = module.addVar(std::move(documents));
+  std::vector<Op*> attends;
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](Op* op) {
+      if (op->kind == OpKind::Attend) attends.push_back(op);
+    });
+  for (Op* op : attends) {
+    Builder builder(op->parent(), op->parent()->indexOf(op));
+    Type slice = var->slice(var->stack);
+    Value* ids = builder.create(OpKind::Read, {}, {slice}, {}, var, "documents")->result();
+    op->addOperand(ids);
+    op->addOperand(ids);
+  }
+}
+
+// The model, whose plan has these settings besides.
+inline std::unique_ptr<Module> compileModel(const TinyModel& model, const std::string& settings) {
+  auto module = compileText(planText(model, settings));
+  if (module && model.hasDocuments) addDocuments(*module);
+  return module;
 }
 
 inline const TinyModel kModels[] = {
@@ -85,6 +118,11 @@ inline const TinyModel kModels[] = {
                            "a[batch, seq, head, width] = attend(q, k, z, causal, by = key) "
                            "weight o[head, width, model] y[batch, seq, model] = a @ o",
      "dim head = 2, key = 6, width = 3"},
+    {"attend_documents", "y[batch, seq, model] = attention(x)", "dim head = 4, kv = 2, width = 4", "",
+     true},
+    {"documents_recomputed", "repeat layer = layers { x = x + attention(norm(x)) "
+                             "x = x + mlp(norm(x)) } y[batch, seq, model] = norm(x)",
+     "dim head = 2, kv = 1, width = 4, ffn = 12", "recompute attend, layer", true},
     {"concat_slice", "weight a[model, left] weight b[model, right] l[batch, seq, left] = x @ a "
                      "r[batch, seq, right] = x @ b j[batch, seq, both] = concat(l, r) "
                      "s[batch, seq, part] = slice(j, over = both, from = 2) weight c[part, model] "

@@ -192,6 +192,38 @@ TEST(ReferenceGradient, Attention) {
   }
 }
 
+// Keys of one document, then those of the other: all keys. Queries of neither see nothing.
+TEST(ReferenceAttention, BlocksGoOn) {
+  Bench bench;
+  Dim batch = dim("batch", 2), seq = dim("seq", 5), width = dim("width", 3);
+  Type q = f64({batch, seq, dim("head", 4), width}), k = f64({seq, batch, dim("kv", 2), width});
+  Type a = f64({dim("head", 4), batch, seq, width}), lse = f64({batch, seq, dim("head", 4)});
+  Type ofQueries = i32({seq, batch}), ofKeys = i32({batch, seq});
+  Attrs attrs = {{"seq", std::string("seq")},
+                 {"by", std::string("width")},
+                 {"head", std::string("head")},
+                 {"kv", std::string("kv")},
+                 {"scale", 0.9}};
+  Array qs = numbers(q, "q"), ks = numbers(k, "k"), vs = numbers(k, "v");
+  auto whole = bench.run(OpKind::Attend, {q, k, k}, {a, lse}, attrs, {qs, ks, vs});
+  Array documents = {0, 1, 1, 0, 1, 1, 0, 0, 0, 1};
+  std::vector<Array> made = {Array(whole[0].size(), 0.0), Array(whole[1].size(), -1e38)};
+  for (double document : {0.0, 2.0, 1.0}) {
+    auto next = bench.run(OpKind::AttendBlock, {q, k, k, a, lse, ofQueries, ofKeys}, {a, lse},
+                          attrs, {qs, ks, vs, made[0], made[1], Array(10, document), documents});
+    if (document == 2) {
+      EXPECT_EQ(next, made);
+    }
+    made = next;
+  }
+  for (size_t r = 0; r < 2; ++r)
+    for (size_t i = 0; i < whole[r].size(); ++i) EXPECT_NEAR(made[r][i], whole[r][i], 1e-14);
+  auto none = bench.run(OpKind::Attend, {q, k, k, ofQueries, ofKeys}, {a, lse}, attrs,
+                        {qs, ks, vs, Array(10, 2.0), documents});
+  EXPECT_EQ(none[0], Array(whole[0].size(), 0.0));
+  EXPECT_EQ(none[1], Array(whole[1].size(), -1e38));
+}
+
 struct Routing {
   Bench bench;
   Type scores = f64({dim("batch", 2), dim("seq", 4), dim("expert", 3)});

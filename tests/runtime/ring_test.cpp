@@ -1,0 +1,299 @@
+// Attention whose queries and keys ranks hold in pieces: blocks of keys one after the other, or pieces of
+// the queries with all keys, add up to the whole, forward and backward.
+#include "tests/runtime/pieces.h"
+
+namespace planc {
+namespace {
+
+using namespace test;
+
+struct Ring {
+  std::string name = {};
+  int64_t ranks = 1, seq = 336;
+  bool isZigzag = false, isCausal = true;
+  int64_t window = 0, kvs = 2;
+  // Of each document; 0: there are none.
+  int64_t document = 0;
+};
+
+std::vector<Ring> rings() {
+  std::vector<Ring> list;
+  for (int64_t ranks : {1, 2, 3, 4})
+    for (bool isZigzag : {false, true})
+      for (bool isCausal : {false, true})
+        for (int64_t window : {0, 50})
+          for (int64_t document : {0, 37, 150}) {
+            list.push_back({"", ranks, 336, isZigzag, isCausal, window, 1 + document % 2, document});
+          }
+  // Padded pieces, one of them empty.
+  list.push_back({.ranks = 4, .seq = 9});
+  list.push_back({.ranks = 4, .seq = 330, .document = 100});
+  list.push_back({.ranks = 3, .seq = 200, .isCausal = false, .window = 30});
+  for (Ring& ring : list)
+    ring.name = std::to_string(ring.ranks) + (ring.isZigzag ? "_zigzag_" : "_ranks_") +
+                std::to_string(ring.seq) + (ring.isCausal ? "_causal" : "") + "_window_" +
+                std::to_string(ring.window) + "_documents_" + std::to_string(ring.document);
+  return list;
+}
+void PrintTo(const Ring& ring, std::ostream* out) { *out << ring.name; }
+
+// The op whole and in pieces: types, attributes and values.
+struct Attention {
+  Grid grid;
+  Attrs attrs = {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "k"}, {"scale", 0.7}};
+  Type q, k, v, a, lse, documents;
+  bool hasDocuments;
+  std::vector<Array> in;  // q, k, v and, if there are some, documents twice
+
+  explicit Attention(const Ring& ring, Elem elem = Elem::F64) {
+    grid = parseGrid("d 2, x " + std::to_string(ring.ranks));
+    if (ring.isCausal) attrs.set("causal", int64_t{1});
+    if (ring.window > 0) attrs.set("window", ring.window);
+    std::string seq = "s " + std::to_string(ring.seq) + "/x" +
+                      (ring.isZigzag ? ":" + std::to_string(ring.ranks) : "");
+    std::string kv = "k " + std::to_string(ring.kvs);
+    auto type = [&](const std::string& dims) { return parseType(dims, grid).withElem(elem); };
+    q = type("f[b 2/d, " + seq + ", h 4, w 4]");
+    k = type("f[b 2/d, " + seq + ", " + kv + ", w 4]");
+    v = type("f[" + kv + ", b 2/d, " + seq + ", u 3]");
+    a = type("f[b 2/d, h 4, " + seq + ", u 3]");
+    lse = type("f[b 2/d, " + seq + ", h 4]");
+    if (elem == Elem::BF16) a.elem = lse.elem = Elem::F32;
+    documents = parseType("i[b 2/d, " + seq + "]", grid);
+    hasDocuments = ring.document > 0;
+    in = {randomValues(q.whole(), "", 1), randomValues(k.whole(), "", 2),
+          randomValues(v.whole(), "", 3)};
+    if (!hasDocuments) return;
+    Array ids;
+    for (int64_t i = 0; i < 2 * ring.seq; ++i)
+      ids.push_back(double((i % ring.seq + (i >= ring.seq ? 11 : 0)) / ring.document));
+    in.push_back(ids);
+    in.push_back(ids);
+  }
+
+  // A rank's own piece as it is after some moves along the ring; `moves`: one more an iteration.
+  Type moved(Type type, int64_t by, bool isOfRepeat = false) const {
+    Dim& seq = type.dims[size_t(type.find("s"))];
+    seq.moved = seq.isSplit() ? by % ranksOver(seq.axes) : 0;
+    if (isOfRepeat) seq.moves = "ring";
+    return type;
+  }
+  // All of the keys on each rank.
+  Type gathered(Type type) const {
+    Dim& seq = type.dims[size_t(type.find("s"))];
+    seq = splitDim(seq, {});
+    return type;
+  }
+  std::vector<Type> withDocuments(std::vector<Type> types, const Type& ofKeys) const {
+    if (hasDocuments) types.insert(types.end(), {documents, ofKeys});
+    return types;
+  }
+  std::vector<Array> withDocuments(std::vector<Array> values) const {
+    if (hasDocuments) values.insert(values.end(), {in[3], in[4]});
+    return values;
+  }
+  Array da() const { return randomValues(a.whole(), "", 9); }
+
+  // a, lse, dq, dk, dv by the op on whole tensors.
+  std::vector<Array> whole() const {
+    auto run = [&](OpKind kind, const std::vector<Type>& types, const std::vector<Type>& results,
+                   const std::vector<Array>& values) {
+      Bench bench(kind, wholeTypes(types), wholeTypes(results), attrs);
+      return runOn({}, *bench.op, values);
+    };
+    std::vector<Array> out = run(OpKind::Attend, withDocuments({q, k, v}, documents), {a, lse}, in);
+    std::vector<Array> back =
+        run(OpKind::AttendGrad, withDocuments({q, k, v, a, lse, a}, documents), {q, k, v},
+            withDocuments({in[0], in[1], in[2], out[0], out[1], da()}));
+    out.insert(out.end(), back.begin(), back.end());
+    return out;
+  }
+};
+
+class Rings : public testing::TestWithParam<Ring> {};
+
+TEST_P(Rings, BlocksAddUpToTheWhole) {
+  const Ring& ring = GetParam();
+  Attention attention(ring);
+  std::vector<Array> wanted = attention.whole();
+  // Forward: each block goes on where those before have ended.
+  Array a(wanted[0].size(), 0.0), lse(wanted[1].size(), -1e38);
+  for (int64_t i = 0; i < ring.ranks; ++i) {
+    std::vector<Array> values = attention.in;
+    values.insert(values.begin() + 3, {a, lse});
+    auto out = runSplit(attention.grid, OpKind::AttendBlock,
+                        attention.withDocuments({attention.q, attention.moved(attention.k, i),
+                                                 attention.moved(attention.v, i), attention.a,
+                                                 attention.lse},
+                                                attention.moved(attention.documents, i)),
+                        {attention.a, attention.lse}, attention.attrs, values);
+    a = out[0], lse = out[1];
+  }
+  expectEqual({a, lse}, {wanted[0], wanted[1]}, 1e-12);
+  // Backward: what each block gives.
+  std::vector<Array> sums;
+  for (size_t i = 2; i < 5; ++i) sums.emplace_back(wanted[i].size(), 0.0);
+  Attrs attrs = attention.attrs;
+  attrs.set("block", int64_t{1});
+  for (int64_t i = 0; i < ring.ranks; ++i) {
+    Type k = attention.moved(attention.k, i), v = attention.moved(attention.v, i);
+    auto out = runSplit(attention.grid, OpKind::AttendGrad,
+                        attention.withDocuments({attention.q, k, v, attention.a, attention.lse,
+                                                 attention.a},
+                                                attention.moved(attention.documents, i)),
+                        {attention.q, k, v}, attrs,
+                        attention.withDocuments({attention.in[0], attention.in[1], attention.in[2],
+                                                 a, lse, attention.da()}));
+    for (size_t r = 0; r < 3; ++r)
+      for (size_t e = 0; e < sums[r].size(); ++e) sums[r][e] += out[r][e];
+  }
+  expectEqual(sums, {wanted[2], wanted[3], wanted[4]}, 1e-12);
+}
+
+// Each rank's queries with all keys; what keys get is partial.
+TEST_P(Rings, PiecesOfQueriesSeeAllKeys) {
+  Attention attention(GetParam());
+  std::vector<Array> wanted = attention.whole();
+  Type k = attention.gathered(attention.k), v = attention.gathered(attention.v);
+  Type documents = attention.gathered(attention.documents), dk = k, dv = v;
+  dk.partial = dv.partial = parseAxes("x", attention.grid);
+  auto out = runSplit(attention.grid, OpKind::Attend,
+                      attention.withDocuments({attention.q, k, v}, documents),
+                      {attention.a, attention.lse}, attention.attrs, attention.in);
+  auto back = runSplit(
+      attention.grid, OpKind::AttendGrad,
+      attention.withDocuments({attention.q, k, v, attention.a, attention.lse, attention.a},
+                              documents),
+      {attention.q, dk, dv}, attention.attrs,
+      attention.withDocuments(
+          {attention.in[0], attention.in[1], attention.in[2], out[0], out[1], attention.da()}));
+  out.insert(out.end(), back.begin(), back.end());
+  expectEqual(out, wanted, 1e-12);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Rings, testing::ValuesIn(rings()),
+                         [](const auto& info) { return info.param.name; });
+
+// An op in the body of a repeat `ring`, of which the context of tests says that it is at iteration 1,
+// outside of one at 3.
+struct InRepeat {
+  Module module;
+  Op* op;
+
+  InRepeat(OpKind kind, llvm::ArrayRef<Type> operands, llvm::ArrayRef<Type> results,
+           const Attrs& attrs) {
+    Block* block = module.addFunction("f")->body.get();
+    Op* outer = Builder(block).repeat("layer", 4, false, {});
+    Op* ring = Builder(outer->body.get()).repeat("ring", 3, false, {});
+    llvm::SmallVector<Value*, 6> values;
+    for (const Type& type : operands) values.push_back(block->addArg(type, "x"));
+    op = Builder(ring->body.get()).create(kind, values, results, attrs);
+  }
+};
+
+TEST(Ring, BlocksMoveWithTheirRepeat) {
+  Attention attention({.ranks = 3, .isZigzag = true, .document = 60});
+  Array a = randomValues(attention.a.whole(), "", 5), lse = randomValues(attention.lse.whole(), "", 6);
+  for (int64_t r = 0; r < attention.grid.ranks(); ++r) {
+    Coordinates rank(attention.grid, r);
+    auto typesAt = [&](int64_t moved, bool isOfRepeat) {
+      return attention.withDocuments(
+          {attention.q, attention.moved(attention.k, moved, isOfRepeat),
+           attention.moved(attention.v, moved, isOfRepeat), attention.a, attention.lse},
+          attention.moved(attention.documents, moved, isOfRepeat));
+    };
+    std::vector<Array> values =
+        attention.withDocuments({attention.in[0], attention.in[1], attention.in[2], a, lse});
+    auto run = [&](int64_t moved, bool isOfRepeat) {
+      std::vector<Type> held = typesAt(moved + isOfRepeat, false);
+      std::vector<Array> pieces;
+      for (size_t i = 0; i < held.size(); ++i)
+        pieces.push_back(pieceOf(held[i], rank, values[i], kNaN));
+      InRepeat bench(OpKind::AttendBlock, typesAt(moved, isOfRepeat), {attention.a, attention.lse},
+                     attention.attrs);
+      return runOn(rank, *bench.op, pieces);
+    };
+    // At iteration 1.
+    EXPECT_EQ(run(2, true), run(0, false));
+    EXPECT_EQ(run(0, true), run(1, false));
+  }
+  Bench outside(OpKind::AttendBlock,
+                {attention.q, attention.moved(attention.k, 0, true),
+                 attention.moved(attention.v, 0, true), attention.a, attention.lse},
+                {attention.a, attention.lse}, attention.attrs);
+  auto kernel = makeCpuDevice(1, Coordinates(attention.grid, 0))->prepare(*outside.op);
+  ASSERT_FALSE(bool(kernel));
+  EXPECT_EQ(llvm::toString(kernel.takeError()),
+            "the cpu device cannot run 'attend_block': its keys move with 'ring', which is not around "
+            "it");
+}
+
+// What no query sees changes nothing, to the bit, whatever it holds; nor is it looked at.
+TEST(Ring, UnseenBlocksChangeNothing) {
+  Attention attention({.ranks = 2});
+  Type k = attention.moved(attention.k, 1), v = attention.moved(attention.v, 1);
+  for (Elem elem : {Elem::F64, Elem::F32}) {
+    Coordinates rank(attention.grid, 0);  // its queries are before all keys of the other
+    Bench bench(OpKind::AttendBlock,
+                {attention.q.withElem(elem), k.withElem(elem), v.withElem(elem),
+                 attention.a.withElem(elem), attention.lse.withElem(elem)},
+                {attention.a.withElem(elem), attention.lse.withElem(elem)}, attention.attrs);
+    std::vector<Array> in = {randomValues(attention.q, "", 1), Array(size_t(k.elements()), kNaN),
+                             Array(size_t(v.elements()), kNaN), randomValues(attention.a, "", 2),
+                             randomValues(attention.lse, "", 3)};
+    for (Array* values : {&in[3], &in[4]})
+      for (double& x : *values) x = double(float(x));
+    in[4][7] = double(float(-1e38));
+    EXPECT_EQ(runOn(rank, *bench.op, in), (std::vector<Array>{in[3], in[4]}));
+  }
+}
+
+// The results may lie on what they go on from.
+TEST(Ring, WorksInPlace) {
+  Attention attention({.ranks = 2, .isZigzag = true, .document = 60});
+  for (int64_t r = 0; r < attention.grid.ranks(); ++r)
+    for (int64_t moved : {0, 1}) {
+      Coordinates rank(attention.grid, r);
+      std::vector<Type> types = attention.withDocuments(
+          {attention.q, attention.moved(attention.k, moved), attention.moved(attention.v, moved),
+           attention.a, attention.lse},
+          attention.moved(attention.documents, moved));
+      std::vector<Array> in;
+      for (size_t i = 0; i < types.size(); ++i)
+        in.push_back(randomValues(types[i], i < 5 ? "" : "count 1", 20 + i));
+      Bench bench(OpKind::AttendBlock, types, {attention.a, attention.lse}, attention.attrs);
+      EXPECT_EQ(runOn(rank, *bench.op, in, {3, 4}), runOn(rank, *bench.op, in));
+    }
+}
+
+// No result of bf16 keys is rounded to bf16 between blocks: eight are as exact as one.
+TEST(Ring, RunningSumsAreNotRounded) {
+  auto worst = [](int64_t ranks) {
+    Ring ring{.ranks = ranks, .isZigzag = true};
+    Attention attention(ring, Elem::BF16), exact(ring);
+    for (Attention* either : {&attention, &exact})
+      for (size_t i = 0; i < 3; ++i)
+        for (double& x : either->in[i]) x = double(toFloat(toBf16(float(x))));
+    std::vector<Array> wanted = exact.whole();
+    Array a(wanted[0].size(), 0.0), lse(wanted[1].size(), -1e38);
+    for (int64_t i = 0; i < ranks; ++i) {
+      auto out = runSplit(attention.grid, OpKind::AttendBlock,
+                          {attention.q, attention.moved(attention.k, i),
+                           attention.moved(attention.v, i), attention.a, attention.lse},
+                          {attention.a, attention.lse}, attention.attrs,
+                          {attention.in[0], attention.in[1], attention.in[2], a, lse});
+      a = out[0], lse = out[1];
+    }
+    double error = 0;
+    for (size_t i = 0; i < a.size(); ++i) error = std::max(error, std::abs(a[i] - wanted[0][i]));
+    for (size_t i = 0; i < lse.size(); ++i)
+      error = std::max(error, std::abs(lse[i] - wanted[1][i]));
+    return error;
+  };
+  double one = worst(1);
+  EXPECT_LT(one, 1e-5);
+  for (int64_t ranks : {2, 4, 8}) EXPECT_LE(worst(ranks), 2 * one) << ranks;
+}
+
+}  // namespace
+}  // namespace planc
