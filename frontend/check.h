@@ -3,6 +3,7 @@
 // checkFiles, choosePlan, (evaluates the dims), checkPlan.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "frontend/ast.h"
 #include "frontend/frontend.h"
 #include "ir/diagnostics.h"
+#include "ir/grid.h"
 #include "ir/type.h"
 #include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/StringRef.h"
@@ -41,7 +43,8 @@ enum DimUse : unsigned {
   kHeads = 16,       // of `attend`'s queries
   kKvHeads = 32,     // of its keys and values
   kRouted = 64,      // `route` goes over it
-  kIterations = 128  // a `repeat` counts it
+  kIterations = 128,  // a `repeat` counts it
+  kAllSeen = 256,     // an `attend` over it is not causal
 };
 
 // A dim of the model as evaluated, and where it is declared.
@@ -50,6 +53,7 @@ struct DimInfo {
   Loc loc;
   unsigned uses = 0;
   std::set<int64_t> others = {};  // sizes that the name has elsewhere in the model
+  std::set<std::string> heads = {};  // of those that `attend` over it; empty: it has none
   // Of repeats that count it: the iterations of those that stand in no other repeat, all together,
   // the place of the first of these among the model's, and whether there are others.
   int64_t iterations = 0;
@@ -66,6 +70,11 @@ struct PlanAxis {
   std::string name;
   int64_t size = 1;
   bool isFromOption = false;
+  // Where splits say `within` a level: so many ranks of it can lie in one unit; 0: none says so.
+  int64_t within = 0;
+
+  // Of `ranks` of it, those that lie in one unit.
+  int64_t inside(int64_t ranks) const { return std::min(ranks, within); }
 };
 
 // What a plan asks for, defaults filled in.
@@ -82,6 +91,7 @@ struct PlanSettings {
   std::map<std::string, double> numbers;
   std::vector<PlanAxis> grid;  // after --grid
   int64_t ranks = 1;           // the product of the grid's sizes
+  Grid layout;                 // as modules hold it: without axes of one rank, others cut by scopes
   Loc gridLoc;                 // of the `grid` statement, or of the plan
   // As modules hold them: without axes of one rank and what has no other.
   std::vector<Split> splits;
@@ -101,11 +111,9 @@ const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, D
 
 // Checks a plan's statements against the sizes of the model's dims and fills `settings`. `dims` may
 // be incomplete when the model has errors of its own: then pass `complete` false, and unknown dims
-// are not reported. `toCompile`: also reports what the language has and this version can't compile.
-// True when it found no error.
+// are not reported. True when it found no error.
 bool checkPlan(const ast::Plan& plan, const Scope& scope, const DimMap& dims, bool complete,
-               bool toCompile, const CompileOptions& options, PlanSettings& settings,
-               Diagnostics& diags);
+               const CompileOptions& options, PlanSettings& settings, Diagnostics& diags);
 
 // The builtin functions' names (docs/language.md lists them), sorted: for suggestions and
 // `recompute`.

@@ -95,8 +95,10 @@ void PlanChecker::checkOtherUses(const PlanAxis& axis) {
         .note(settings_.pipeline.loc, Diag::GivenHere, cuttings_.front().dim->text)
         .suggest("use another axis for '" + what + "'");
   };
+  Words parts = partsOf(axis, Reach::All);
   for (const Split& split : settings_.splits)
-    if (llvm::is_contained(split.axes, axis.name)) refuse(split.loc, split.dim);
+    if (llvm::any_of(parts, [&](const auto& part) { return llvm::is_contained(split.axes, part); }))
+      refuse(split.loc, split.dim);
   for (const Shard& shard : settings_.shards)
     if (llvm::is_contained(shard.axes, axis.name)) refuse(shard.loc, shard.what);
 }

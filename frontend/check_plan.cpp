@@ -1,5 +1,5 @@
 // A plan's statements against its model and cluster: the grid, what --grid makes of it, shards and
-// places. Splits stand in check_split.cpp and check_pipeline.cpp, other settings in check_settings.cpp. A size that --grid
+// places. Splits stand in check_split.cpp, check_scopes.cpp and check_pipeline.cpp, other settings in check_settings.cpp. A size that --grid
 // sets has no place in the file: messages stand at the statement it breaks and name the option.
 // Tested by tests/frontend/errors/plan.plan and grid.plan.
 #include "frontend/check_plan.h"
@@ -34,13 +34,12 @@ void suggestFrom(Diagnostic& message, llvm::StringRef word, const std::vector<st
 }
 
 PlanChecker::PlanChecker(const ast::Plan& plan, const Scope& scope, const DimMap& dims,
-                         bool complete, bool toCompile, const CompileOptions& options,
-                         PlanSettings& settings, Diagnostics& diags)
+                         bool complete, const CompileOptions& options, PlanSettings& settings,
+                         Diagnostics& diags)
     : plan_(plan),
       scope_(scope),
       dims_(dims),
       complete_(complete),
-      toCompile_(toCompile),
       options_(options),
       settings_(settings),
       diags_(diags) {
@@ -59,6 +58,7 @@ void PlanChecker::run() {
     if (auto* grid = std::get_if<ast::Grid>(&stmt.node)) readGrid(*grid, stmt.loc);
   overrideGrid();
   checkRanks();
+  cutAxes();
   for (const ast::PlanStmt& stmt : plan_.body)
     std::visit([&](const auto& node) { check(node, stmt.loc); }, stmt.node);
   if (settings_.ranks > kMaxRanks) return;
@@ -242,12 +242,11 @@ void PlanChecker::check(const ast::Place& place, Loc) {
 }
 
 bool checkPlan(const ast::Plan& plan, const Scope& scope, const DimMap& dims, bool complete,
-               bool toCompile, const CompileOptions& options, PlanSettings& settings,
-               Diagnostics& diags) {
+               const CompileOptions& options, PlanSettings& settings, Diagnostics& diags) {
   const ast::Module* model = scope.module(plan.model.text);
   if (model == nullptr || !model->isModel) return false;  // checkFiles reported it
   unsigned before = diags.errors();
-  PlanChecker(plan, scope, dims, complete, toCompile, options, settings, diags).run();
+  PlanChecker(plan, scope, dims, complete, options, settings, diags).run();
   return diags.errors() == before;
 }
 

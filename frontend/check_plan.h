@@ -1,7 +1,9 @@
-// Checking one plan: what check_plan.cpp (grid, shards, places), check_split.cpp (splits),
+// Checking one plan: what check_plan.cpp (grid, shards, places), check_split.cpp and
+// check_scopes.cpp (splits),
 // check_pipeline.cpp (splits of repeats) and check_settings.cpp (the rest) share. `checkPlan` in check.h is the door.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,11 +17,15 @@ namespace planc {
 
 struct OptimizerSetting;
 
+// Of an axis: all of its ranks, those within one unit of a level, or one of each unit.
+enum class Reach { All, Within, Across };
+Reach reachOf(const ast::Target& target);
+inline bool overlap(Reach a, Reach b) { return a == b || a == Reach::All || b == Reach::All; }
+
 class PlanChecker {
  public:
   PlanChecker(const ast::Plan& plan, const Scope& scope, const DimMap& dims, bool complete,
-              bool toCompile, const CompileOptions& options, PlanSettings& settings,
-              Diagnostics& diags);
+              const CompileOptions& options, PlanSettings& settings, Diagnostics& diags);
   void run();
 
  private:
@@ -30,16 +36,30 @@ class PlanChecker {
     const DimInfo* info;
     struct Part {
       const PlanAxis* axis;
-      int64_t blocks;  // of the dim on each rank
+      bool isZigzag;  // each rank is dealt two blocks
+      Reach reach = Reach::All;
+      // Its ranks when the axis has so many.
+      int64_t ranks(int64_t ofAxis) const;
+      int64_t ranks() const { return ranks(axis->size); }
     };
-    std::vector<Part> parts;  // axes of more than one rank, the outermost first
+    std::vector<Part> parts;  // of more than one rank, the outermost first
+    // Heads that a dim `by heads` has cut further, in attention over it.
+    const ast::Ident* attended = nullptr;
 
-    // How many blocks there are; with `axis`, when that had so many ranks.
+    // What the dim's size must be a multiple of; with `axis`, when that had so many ranks.
     int64_t blocks(const PlanAxis* axis = nullptr, int64_t ranks = 0) const;
     bool fits(int64_t blocks) const { return !misfit(blocks); }
-    // A size of the dim that can't be cut into so many blocks.
+    // A size of the dim that is none.
     std::optional<int64_t> misfit(int64_t blocks) const;
     bool has(const PlanAxis* axis) const;
+  };
+
+  // What a target `by heads` asks of the heads.
+  struct HeadCut {
+    const ast::Ident* dim;
+    const DimInfo* info;
+    ast::Ident method;
+    Cut::Part part;
   };
 
   // A repeat's dim that is cut into stages.
@@ -70,14 +90,24 @@ class PlanChecker {
   void check(const ast::Split& split, Loc loc);
   void reportUnknownDim(const ast::Ident& dim);
   void checkMethod(const ast::Ident& dim, const DimInfo& info, const ast::Target& target);
-  void checkSupport(const ast::Ident& dim, const DimInfo& info, const ast::Target& target);
   void addCut(const ast::Ident& dim, const DimInfo& info,
               const std::vector<const ast::Target*>& targets);
-  void addSplits(const ast::Ident& dim, const std::vector<const ast::Target*>& targets);
+  void addHeads(const ast::Ident& dim, const DimInfo& info,
+                const std::vector<const ast::Target*>& targets);
+  void addSplits(const ast::Ident& dim, const DimInfo& info,
+                 const std::vector<const ast::Target*>& targets);
+  void checkOrders(const ast::Ident& dim, const DimInfo& info,
+                   const std::vector<const ast::Target*>& targets);
+  void cutHeads();
   void checkCuts();
   std::vector<int64_t> legalRanks(const Cut& cut, const PlanAxis* axis) const;
   std::string help(const Cut& cut) const;
   std::string leaveOut(const Cut& cut) const;
+
+  // Axes that are cut where units of a level end (check_scopes.cpp).
+  void cutAxes();
+  void cutAxis(PlanAxis& axis, const std::vector<const ast::Target*>& scoped);
+  Words partsOf(const PlanAxis& axis, Reach reach) const;
 
   // Pipelines (check_pipeline.cpp).
   void addRepeat(const ast::Ident& dim, const DimInfo& info,
@@ -103,13 +133,15 @@ class PlanChecker {
   const ast::Plan& plan_;
   const Scope& scope_;
   const DimMap& dims_;
-  bool complete_, toCompile_;
+  bool complete_;
   const CompileOptions& options_;
   PlanSettings& settings_;
   Diagnostics& diags_;
   const ast::Cluster* cluster_ = nullptr;
   bool hasGrid_ = false;
   std::vector<Cut> cuts_;
+  std::vector<HeadCut> headCuts_;
+  std::deque<ast::Ident> headNames_;  // where a method asks for them
   std::vector<Cutting> cuttings_;
   std::map<std::string, Loc> axisLocs_, splitDims_, sharded_, placed_, statements_;
 };

@@ -31,16 +31,14 @@ static void setPlan(Module& module, const PlanSettings& settings) {
   attrs.set("recompute", settings.recompute);
   attrs.set("optimizer", settings.optimizer);
   for (const auto& [key, value] : settings.numbers) attrs.set(key, value);
-  for (const PlanAxis& axis : settings.grid)
-    if (axis.size > 1) module.grid.axes.push_back({axis.name, axis.size});
+  module.grid = settings.layout;
   module.splits = settings.splits;
   module.shards = settings.shards;
   module.pipeline = settings.pipeline;
 }
 
-// Reports every error of a plan and its model; `toCompile`: also what this version can't compile.
-// Null when there is one.
-static std::unique_ptr<Module> lowerPlan(const ast::Plan& plan, const Scope& scope, bool toCompile,
+// Reports every error of a plan and its model. Null when there is one.
+static std::unique_ptr<Module> lowerPlan(const ast::Plan& plan, const Scope& scope,
                                          const CompileOptions& options, Diagnostics& diags) {
   const ast::Module* model = scope.module(plan.model.text);
   if (!model || !model->isModel) return nullptr;  // checkFiles reported it
@@ -49,7 +47,7 @@ static std::unique_ptr<Module> lowerPlan(const ast::Plan& plan, const Scope& sco
   Diagnostics ignored;
   lowerModel(*model, overrides, PlanSettings(), scope, dims, ignored);
   PlanSettings settings;
-  bool good = checkPlan(plan, scope, dims, !ignored.failed(), toCompile, options, settings, diags);
+  bool good = checkPlan(plan, scope, dims, !ignored.failed(), options, settings, diags);
   auto module = lowerModel(*model, overrides, settings, scope, dims, diags);
   if (!good || !module) return nullptr;
   setPlan(*module, settings);
@@ -67,7 +65,7 @@ std::unique_ptr<Module> compilePlan(const std::vector<std::unique_ptr<ast::File>
   }
   const ast::Plan* plan = choosePlan(scope, options, diags);
   if (!plan) return nullptr;
-  return lowerPlan(*plan, scope, true, options, diags);
+  return lowerPlan(*plan, scope, options, diags);
 }
 
 bool checkPlans(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOptions& options,
@@ -83,7 +81,7 @@ bool checkPlans(const std::vector<std::unique_ptr<ast::File>>& files, const Comp
   }
   std::set<const ast::Module*> done;
   for (const ast::Plan* plan : plans) {
-    lowerPlan(*plan, scope, false, options, diags);
+    lowerPlan(*plan, scope, options, diags);
     done.insert(scope.module(plan->model.text));
   }
   // Models that no plan uses, when their parameters have values of their own.

@@ -33,6 +33,7 @@ Item Lowering::lowerAttend(BoundArgs& args) {
   const Dim &seq = args[6].dim, &by = args[7].dim;
   Loc loc = args.call.loc;
   noteUse(seq.name, kAttended);
+  if (args[3].number == 0) noteUse(seq.name, kAllSeen);
   for (size_t i = 0; i < 3; ++i)
     for (const Dim* dim : {&seq, &by})
       if (!hasDim(args[i], *dim) && !(i == 2 && dim == &by)) {
@@ -79,6 +80,8 @@ Item Lowering::lowerAttend(BoundArgs& args) {
   }
   result.dims = ordered(result.dims, args.wanted);
   Attrs attrs{{"seq", seq.name}, {"by", by.name}};
+  if (auto info = allDims_.find(seq.name); info != allDims_.end())
+    info->second.heads.insert(heads.empty() ? "" : heads[0].name);
   if (!heads.empty()) {
     noteUse(heads[0].name, kHeads);
     noteUse(kvs[0].name, kKvHeads);

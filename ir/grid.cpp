@@ -20,6 +20,30 @@ Axes Grid::find(llvm::StringRef name) const {
   return found;
 }
 
+void Grid::cut(llvm::StringRef axis, const std::set<int64_t>& at) {
+  auto whole = llvm::find_if(axes, [&](const GridAxis& a) { return a.name == axis; });
+  if (whole == axes.end()) return;
+  std::vector<GridAxis> parts;
+  int64_t done = 1;
+  auto part = [&](int64_t until) {
+    if (until < 1 || until % done != 0 || whole->size % until != 0 || until == done) return;
+    parts.push_back({"", until / done, whole->name});
+    done = until;
+  };
+  for (int64_t until : at) part(until);
+  part(whole->size);
+  if (parts.size() < 2) return;
+  std::string mark = "_";
+  auto isTaken = [&](llvm::StringRef name) {
+    return llvm::any_of(axes, [&](const GridAxis& a) { return a.name == name; });
+  };
+  for (size_t i = 0; i < parts.size(); ++i)
+    while (isTaken(axis.str() + mark + char('a' + i))) mark += "_";
+  for (size_t i = 0; i < parts.size(); ++i) parts[i].name = axis.str() + mark + char('a' + i);
+  auto place = axes.erase(whole);
+  axes.insert(place, parts.begin(), parts.end());
+}
+
 void Grid::sort(Axes& list) const {
   auto at = [&](const Axis& axis) {
     return llvm::find_if(axes, [&](const GridAxis& other) { return other.name == axis.name; }) -

@@ -2,6 +2,7 @@
 // order, the last axis fastest.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ struct Grid {
   int64_t ranks() const;  // saturates
   // The axes with this name, or its parts; empty: there is none.
   Axes find(llvm::StringRef name) const;
+  // Cuts an axis into parts that end at these products of ranks: 8 ranks at {4} are 4 x 2. The parts
+  // are called `tensor_a`, `tensor_b`, ..., the outermost first. Products that divide nothing, and axes
+  // that are in parts already, are left as they are.
+  void cut(llvm::StringRef axis, const std::set<int64_t>& at);
   // Sorts axes into the grid's order.
   void sort(Axes& axes) const;
   bool operator==(const Grid&) const = default;

@@ -75,30 +75,6 @@ void SplitRules::splitAttention(Module& module, const Split& split, const Axes& 
     });
 }
 
-// Cuts an axis of the grid into parts that end at these products of ranks: 8 ranks at {4} are 4 x 2.
-// The parts are called `tensor_a`, `tensor_b`, ..., the outermost first.
-static void cutAxis(Grid& grid, llvm::StringRef axis, const std::set<int64_t>& at) {
-  auto whole = llvm::find_if(grid.axes, [&](const GridAxis& a) { return a.name == axis; });
-  std::vector<GridAxis> parts;
-  int64_t done = 1;
-  auto part = [&](int64_t until) {
-    if (until % done != 0 || whole->size % until != 0 || until == done) return;
-    parts.push_back({"", until / done, whole->name});
-    done = until;
-  };
-  for (int64_t until : at) part(until);
-  part(whole->size);
-  std::string mark = "_";
-  auto isTaken = [&](llvm::StringRef name) {
-    return llvm::any_of(grid.axes, [&](const GridAxis& a) { return a.name == name; });
-  };
-  for (size_t i = 0; i < parts.size(); ++i)
-    while (isTaken(axis.str() + mark + char('a' + i))) mark += "_";
-  for (size_t i = 0; i < parts.size(); ++i) parts[i].name = axis.str() + mark + char('a' + i);
-  auto place = grid.axes.erase(whole);
-  grid.axes.insert(place, parts.begin(), parts.end());
-}
-
 // kv heads that no split names are held by the ranks that hold their heads: over as many of the heads'
 // axes as divide them, the outermost first, and over a part of the next.
 void SplitRules::followHeads(Module& module) {
@@ -132,7 +108,7 @@ void SplitRules::followHeads(Module& module) {
       left /= outer;
     }
   }
-  for (const auto& [axis, at] : cuts) cutAxis(module.grid, axis, at);
+  for (const auto& [axis, at] : cuts) module.grid.cut(axis, at);
   for (const Pair& pair : pairs) {
     auto split = splitOf(pair.head);
     if (split == module.splits.end()) continue;

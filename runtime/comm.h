@@ -27,6 +27,7 @@
 #include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"
 #include "llvm/ADT/StringRef.h"
+#include "llvm/ADT/Twine.h"
 #include "llvm/Support/Error.h"
 
 namespace planc {
@@ -123,6 +124,8 @@ class Communicator {
   virtual llvm::Error wait(Ticket ticket) = 0;
   // This rank can't go on: ends the run on all ranks. Behind it no buffer of this rank is in use.
   virtual void fail(llvm::StringRef why) = 0;
+  // The same, with the message that can't be.
+  void failIn(const Site& site, const llvm::Twine& why);
 
   // Waits until all members have come here.
   llvm::Error barrier(Group& group, const Site& site);

@@ -7,8 +7,6 @@
 
 #include <cassert>
 
-#include "runtime/comm/text.h"
-
 namespace planc {
 namespace {
 
@@ -186,7 +184,7 @@ void Exchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> resul
     Message message;
     // What this rank alone can know ends the run on all, so its own wait says it too.
     if (llvm::Error error = rows_->start(operands, results, message))
-      comm_.fail(comm::describe(site_) + ": " + llvm::toString(std::move(error)));
+      comm_.failIn(site_, llvm::toString(std::move(error)));
     flight.tickets.push_back(comm_.start(group_, message, site_));
     return;
   }

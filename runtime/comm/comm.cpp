@@ -52,6 +52,10 @@ Ticket Communicator::enter(Group& group, const Message& message, Site site) {
   return begin(group, message, site);
 }
 
+void Communicator::failIn(const Site& site, const llvm::Twine& why) {
+  fail(comm::describe(site) + ": " + why.str());
+}
+
 llvm::Error Communicator::barrier(Group& group, const Site& site) {
   int32_t present = 1;
   return wait(enter(group,

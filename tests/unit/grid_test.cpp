@@ -38,6 +38,25 @@ TEST(Grid, FindsAnAxisOrItsParts) {
   EXPECT_EQ(axes, axesOf({"data", "tensor_b", "seq"}));
 }
 
+TEST(Grid, CutsAnAxisIntoParts) {
+  auto cut = [](std::vector<GridAxis> axes, const char* axis, std::set<int64_t> at) {
+    Grid grid{std::move(axes)};
+    grid.cut(axis, at);
+    return grid.axes;
+  };
+  using List = std::vector<GridAxis>;
+  EXPECT_EQ(cut({{"x", 2}, {"y", 12}, {"z", 3}}, "y", {2, 6}),
+            (List{{"x", 2}, {"y_a", 2, "y"}, {"y_b", 3, "y"}, {"y_c", 2, "y"}, {"z", 3}}));
+  // Names that are taken.
+  EXPECT_EQ(cut({{"y", 8}, {"y_b", 3}}, "y", {4}),
+            (List{{"y__a", 4, "y"}, {"y__b", 2, "y"}, {"y_b", 3}}));
+  // What divides nothing, and what is in parts.
+  EXPECT_EQ(cut({{"y", 8}}, "y", {3, 1, 8}), (List{{"y", 8}}));
+  EXPECT_EQ(cut({{"y", 8}}, "x", {2}), (List{{"y", 8}}));
+  EXPECT_EQ(cut({{"y_a", 2, "y"}, {"y_b", 2, "y"}}, "y", {2}),
+            (List{{"y_a", 2, "y"}, {"y_b", 2, "y"}}));
+}
+
 TEST(Grid, GroupsAreInTheOrderOfTheirAxes) {
   Coordinates rank(kGrid, 19);
   EXPECT_EQ(rank.group(axesOf({"seq"})), (Ranks{18, 19, 20}));

@@ -355,11 +355,31 @@ TEST(Lower, Layout) {
        {},
        "grid a 2, b 2, c 2\nsplit ffn over b, a\nsplit head over b, a\n"
        "split seq over c by gather\nshard weights over c, a\nshard optimizer over c, a\n"},
-      // One entry of strict axes and one of weak ones, the first begun first.
+      // One entry of strict axes and one of weak ones, which are cut innermost.
       {"grid a 2, b 2, c 2 split ffn over a by gather, b, c by gather split model over b, a by gather",
        {},
-       "grid a 2, b 2, c 2\nsplit ffn over a, c by gather\nsplit ffn over b\n"
+       "grid a 2, b 2, c 2\nsplit ffn over b\nsplit ffn over a, c by gather\n"
        "split model over b\nsplit model over a by gather\n"},
+      // Attention's dims: a ring is in zigzag order unless told otherwise, what is gathered is not; a
+      // ring's pieces are cut by heads, and those gathered.
+      {"grid a 2 split seq over a", {}, "grid a 2\nsplit seq over a by ring order zigzag\n"},
+      {"grid a 2 split seq over a by ring(contiguous)", {}, "grid a 2\nsplit seq over a by ring\n"},
+      {"grid a 2 split seq over a by gather(zigzag)",
+       {},
+       "grid a 2\nsplit seq over a by gather order zigzag\n"},
+      {"grid a 2, b 2, c 2, d 1, e 1 split seq over a by gather, b by heads, c, d by ring, e by heads",
+       {},
+       "grid a 2, b 2, c 2\nsplit seq over c by ring order zigzag\nsplit seq over b by heads\n"
+       "split seq over a by gather\n"},
+      {"grid a 2, b 2 split seq over a, b by ring",
+       {},
+       "grid a 2, b 2\nsplit seq over a, b by ring order zigzag\n"},
+      // Experts: room for all rows, or for so many times the even share.
+      {"grid a 2, b 2 split expert over b, a", {}, "grid a 2, b 2\nsplit expert over b, a\n"},
+      {"grid a 2 split expert over a by dispatch", {}, "grid a 2\nsplit expert over a\n"},
+      {"grid a 2, b 2 split expert over b by dispatch(1.25), a",
+       {},
+       "grid a 2, b 2\nsplit expert over b, a room 1.25\n"},
       // A plan without a grid takes its axes from the command line.
       {"split batch over data split vocab over tensor",
        {{"tensor", "3"}, {"data", "2"}},
@@ -379,6 +399,47 @@ TEST(Lower, Layout) {
     auto module = lowerText(modelText(body, c.plan), options);
     if (!module) continue;
     EXPECT_EQ(layoutOf(*module), c.layout) << c.plan;
+  }
+}
+
+// Axes that a level's units end within are in two parts, the outer one across them.
+TEST(Lower, Scopes) {
+  const std::string text = R"(import "std/transformer.plan"
+device chip { memory 80 GiB }
+cluster pod { node 4 of chip { link 1 GB/s } pod 8 of node { link 1 GB/s } }
+model m {
+  dim batch = 2, seq = 64, model = 8, head = 8, kv = 4, width = 2, vocab = 8, ffn = 16
+  input tokens[batch, seq] : token(vocab)
+  input targets[batch, seq] : token(vocab)
+  weight table [vocab, model]
+  x[batch, seq, model] = table[tokens]
+  x = attention(x)
+  logits[batch, seq, vocab] = x @ table
+  loss cross_entropy(logits, targets)
+}
+plan p of m on pod { )";
+  const std::pair<const char*, const char*> cases[] = {
+      {"grid a 8 split seq over a by ring within node, heads across",
+       "grid a_a 2 of a, a_b 4 of a\nsplit seq over a_b by ring order zigzag\n"
+       "split seq over a_a by heads\n"},
+      {"grid a 4, b 2 split seq over a by heads within node, ring across split ffn over a by gather",
+       "grid a_a 2 of a, a_b 2 of a, b 2\nsplit seq over a_a by ring order zigzag\n"
+       "split seq over a_b by heads\nsplit ffn over a_a, a_b by gather\n"},
+      // All of it lies in one unit, or each rank in its own.
+      {"grid b 2, a 4 split seq over a by ring within node, heads across",
+       "grid b 2, a 4\nsplit seq over a by ring order zigzag\n"},
+      {"grid a 2, b 4 split seq over a by ring within node, heads across",
+       "grid a 2, b 4\nsplit seq over a by heads\n"},
+      {"grid a 1 split seq over a by ring within node, heads across", ""},
+      {"grid a 2, a_b 3, b 2, a_a 1 split seq over a by ring within pod",
+       "grid a 2, a_b 3, b 2\nsplit seq over a by ring order zigzag\n"},
+      {"grid a 8, a_b 1, b_a 2, b 1 split seq over a by heads within node",
+       "grid a_a 4 of a, a_b 2 of a, b_a 2\nsplit seq over a_b by heads\n"},
+  };
+  for (const auto& [plan, layout] : cases) {
+    auto module = lowerText(text + plan + "}");
+    if (!module) continue;
+    EXPECT_EQ(layoutOf(*module), layout) << plan;
   }
 }
 
