@@ -7,6 +7,7 @@
 #include <map>
 
 #include "ir/broken.h"
+#include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/STLExtras.h"
 #include "passes/dead_ops.h"
 #include "passes/passes.h"
@@ -46,6 +47,7 @@ class Exchanger {
 
   Block& block_;
   std::map<std::pair<Value*, std::string>, Counts> counts_;
+  llvm::DenseMap<Value*, Value*> packed_;  // offsets of own experts' rows: those where rows were packed
 };
 
 // `expert`: cut as rows lie where they go; its innermost axes are those along which they go.
@@ -94,14 +96,16 @@ Value* Exchanger::offsets(Op& op) {
   const Counts& made = counts(op, from, dim, axes);
   Builder builder(&block_, block_.indexOf(&op));
   builder.loc = op.loc;
-  return builder.value(OpKind::RowOffsets, {made.there}, to);
+  Value* own = builder.value(OpKind::RowOffsets, {made.there}, to);
+  packed_[own] = from;
+  return own;
 }
 
 Value* Exchanger::rows(Op& op) {
   const Type &from = op.operand(0)->type, &to = op.result()->type;
   if (op.operands().size() < 2) return nullptr;
   Value* offsets = op.operand(1);
-  if (offsets->def() && offsets->def()->isFlag("offsets")) offsets = offsets->def()->operand(0);
+  if (Value* packed = packed_.lookup(offsets)) offsets = packed;
   const Dim &before = from.dims[size_t(from.find(from.grouping()))],
             &behind = to.dims[size_t(to.find(to.grouping()))];
   bool isHome = before.axes.size() > behind.axes.size();

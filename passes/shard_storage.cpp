@@ -156,7 +156,9 @@ void Sharder::typeSlot(Variable& slot) {
     return use.op->kind != OpKind::Write && !wants.empty() && wanted(value, use) == wants.front();
   });
   bool isAgreed = llvm::all_of(wants, [&](const Type& want) { return want == wants.front(); });
-  if (wants.empty()) held = made;
+  // Rows and offsets are each rank's own: no other shape of them is the same thing.
+  bool isOwn = value->def() && value->def()->kind == OpKind::Pack;
+  if (wants.empty() || isOwn) held = made;
   else if (isAgreed && (wants.front() == made || (isGathered && !gathersAgain)))
     held = wants.front();
   Type type = slot.type;
