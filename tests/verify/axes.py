@@ -96,7 +96,7 @@ def plan(case):
     method = case["method"]
     if method == "within":
         method = "ring within node, heads across"
-    target = f"context by {method.replace('heads across', 'context by heads across')}"
+    target = f"context by {method}"
     if tokens == "seq":
         target += ", expert by " + {"within": "ring", "heads": "gather"}.get(case["method"], case["method"])
     if case["gather"]:
@@ -104,7 +104,7 @@ def plan(case):
     rows = " by dispatch(64)" if case["room"] else ""
     batch_axes = "data, expert" if tokens == "batch" else "data"
     splits = [f"batch over {batch_axes}", "head, ffn, vocab over tensor", f"seq over {target}",
-              f"expert over {case['experts']}{rows}", f"layer over pipe by {case['schedule']}"]
+              f"expert over {case['experts']}{rows if sparse else ''}", f"layer over pipe by {case['schedule']}"]
     if "tensor" not in over:
         splits[1] = splits[1].replace("ffn", "ffn, inner")
     plan_lines = ["  grid " + ", ".join(f"{a} {n}" for a, n in grid)]
