@@ -230,24 +230,36 @@ TEST(Ring, BlocksMoveWithTheirRepeat) {
       "it");
 }
 
-// What no query sees changes nothing, to the bit, whatever it holds; nor is it looked at.
+// What no query sees changes nothing, to the bit, whatever it holds; nor is it looked at: neither the
+// future, nor what is outside of the window, nor other documents.
 TEST(Ring, UnseenBlocksChangeNothing) {
-  Attention attention({.ranks = 2});
-  Type k = attention.moved(attention.k, 1), v = attention.moved(attention.v, 1);
-  for (Elem elem : {Elem::F64, Elem::F32}) {
-    Coordinates rank(attention.grid, 0);  // its queries are before all keys of the other
-    Bench bench(OpKind::AttendBlock,
-                {attention.q.withElem(elem), k.withElem(elem), v.withElem(elem),
-                 attention.a.withElem(elem), attention.lse.withElem(elem)},
-                {attention.a.withElem(elem), attention.lse.withElem(elem)}, attention.attrs);
-    std::vector<Array> in = {randomValues(attention.q, "", 1), Array(size_t(k.elements()), kNaN),
-                             Array(size_t(v.elements()), kNaN), randomValues(attention.a, "", 2),
-                             randomValues(attention.lse, "", 3)};
-    for (Array* values : {&in[3], &in[4]})
-      for (double& x : *values) x = double(float(x));
-    in[4][7] = double(float(-1e38));
-    EXPECT_EQ(runOn(rank, *bench.op, in), (std::vector<Array>{in[3], in[4]}));
-  }
+  struct Unseen {
+    Ring ring;
+    int64_t rank;
+  };
+  for (const auto& [ring, r] : {Unseen{{.ranks = 2}, 0},
+                                {{.ranks = 4, .seq = 1000, .window = 100}, 3},
+                                {{.ranks = 2, .isCausal = false, .document = 9}, 1}})
+    for (Elem elem : {Elem::F64, Elem::F32}) {
+      Attention attention(ring, elem);
+      int64_t by = ring.window > 0 ? 2 : 1;
+      Type k = attention.moved(attention.k, by), v = attention.moved(attention.v, by);
+      Type documents = attention.moved(attention.documents, by);
+      Bench bench(OpKind::AttendBlock,
+                  attention.withDocuments({attention.q, k, v, attention.a, attention.lse}, documents),
+                  {attention.a, attention.lse}, attention.attrs);
+      std::vector<Array> in = {randomValues(attention.q, "", 1), Array(size_t(k.elements()), kNaN),
+                               Array(size_t(v.elements()), kNaN), randomValues(attention.a, "", 2),
+                               randomValues(attention.lse, "", 3)};
+      for (Array* values : {&in[3], &in[4]})
+        for (double& x : *values) x = double(float(x));
+      in[4][7] = double(float(-1e38));
+      if (ring.document > 0)
+        in.insert(in.end(), {randomValues(attention.documents, "count 3", 0),
+                             randomValues(documents, "count 4", 0)});
+      EXPECT_EQ(runOn(Coordinates(attention.grid, r), *bench.op, in),
+                (std::vector<Array>{in[3], in[4]}));
+    }
 }
 
 // The results may lie on what they go on from.
