@@ -99,9 +99,8 @@ Error rotation(const Op& op, unsigned i, const Words& axes) {
   int64_t ranks = ranksOver(dim->axes), by = op.attrs.integer("by", 1) % ranks;
   if (by == 0) return broken("moves every piece to its own rank");
   dim->moved = (dim->moved + by + ranks) % ranks;
-  return wanted.dims == result.dims
-             ? Error::success()
-             : broken("makes " + wanted.str() + ", not " + result.str());
+  return wanted.dims == result.dims ? Error::success()
+                                    : broken("makes " + wanted.str() + ", not " + result.str());
 }
 
 // exchange_rows(rows, counts, counts there) -> rows, spare: the side of the tokens has rows of all

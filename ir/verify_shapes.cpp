@@ -602,6 +602,7 @@ Error Shapes::concat() const {
     size += part->size;
     others = unite(others, less(in(i), {parts[i]}));
   }
+  if (joined->zigzag != 0) return broken("joins '" + over + "' in zigzag order");
   if (size != joined->size || joined->isRagged())
     return broken("the parts have " + Twine(size) + " elements, not " + Twine(joined->size));
   others.push_back(*joined);
@@ -613,6 +614,8 @@ Error Shapes::slice() const {
   std::string part = word("part");
   const Dim* cut = findDim(out(), part);
   if (!cut || cut->isRagged()) return broken("'part' is no dim of the result");
+  if (findDim(in(0), word("over"))->zigzag != 0)
+    return broken("cuts '" + word("over") + "', which lies in zigzag order");
   int64_t offset = op_.attrs.integer("offset"), size = op_.operand(0)->type.size(word("over"));
   if (offset < 0 || offset > size || cut->size > size - offset)
     return broken("cuts elements " + Twine(offset) + " to " + Twine(offset + cut->size) + " of " +

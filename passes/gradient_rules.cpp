@@ -214,13 +214,15 @@ void Autodiff::rule(Op& op) {
     case OpKind::Dropout:
       return addGradient(x, back_->value(OpKind::Dropout, {dy}, x->type, op.attrs));
     case OpKind::Attend: {
-      llvm::SmallVector<Value*, 8> operands{
-          saved(x),  saved(op.operand(1)), saved(op.operand(2)), saved(op.result(0)),
-          saved(op.result(1)), dy};
+      llvm::SmallVector<Value*, 8> operands{saved(x),
+                                            saved(op.operand(1)),
+                                            saved(op.operand(2)),
+                                            saved(op.result(0)),
+                                            saved(op.result(1)),
+                                            dy};
       for (Value* documents : op.operands().drop_front(3)) operands.push_back(saved(documents));
-      Op* gradient =
-          back_->create(OpKind::AttendGrad, operands,
-                        {x->type, op.operand(1)->type, op.operand(2)->type}, op.attrs);
+      Op* gradient = back_->create(OpKind::AttendGrad, operands,
+                                   {x->type, op.operand(1)->type, op.operand(2)->type}, op.attrs);
       for (unsigned i = 0; i < 3; ++i) addGradient(op.operand(i), gradient->result(i));
       return;
     }

@@ -79,8 +79,8 @@ struct Blocks {
 Blocks blocksOf(const Segments& segments);
 
 // What exists of a rank's piece of a tensor (its padding does not): a is the piece in the rank's
-// memory, b the whole tensor, all dims in their own order. `first`: so many of the whole's outermost dim stand in front of all that
-// the type speaks of.
+// memory, b the whole tensor, all dims in their own order. `first`: so many of the whole's outermost
+// dim stand in front of all that the type speaks of.
 Runs pieceRuns(const Type& type, const Coordinates& rank, int64_t first = 0);
 // The same of a variable, in the variable of the model.
 inline Runs pieceRuns(const Variable& var, const Coordinates& rank) {

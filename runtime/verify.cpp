@@ -141,8 +141,9 @@ struct Slice {
 
 // Whichever order they lie in.
 bool isShapedAs(const Type& a, const Type& b) {
-  return std::equal(a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(),
-                    [](const Dim& x, const Dim& y) { return x.name == y.name && x.size == y.size; });
+  return std::equal(
+      a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(),
+      [](const Dim& x, const Dim& y) { return x.name == y.name && x.size == y.size; });
 }
 
 Slice sliceOf(const Variable& var, llvm::ArrayRef<int64_t> at, const Coordinates& rank) {

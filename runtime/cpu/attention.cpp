@@ -45,8 +45,7 @@ std::vector<QueryBlock> blocksOfQueries(const Dim& seq, const Coordinates& rank)
   int64_t count = 0;
   for (const Segment& segment : rank.segments(seq)) {
     for (int64_t i = 0; i < segment.count; i += kQueries)
-      blocks.push_back(
-          {segment.at + i, segment.first + i, std::min(kQueries, segment.count - i)});
+      blocks.push_back({segment.at + i, segment.first + i, std::min(kQueries, segment.count - i)});
     count += segment.count;
   }
   if (count < seq.size) blocks.push_back({count, QueryBlock::kPadding, seq.size - count});
@@ -249,7 +248,8 @@ class AttendKernel : public Kernel {
     int64_t at = offsets[Before] + block.at * before.row;
     for (int64_t r = 0; r < block.rows; ++r) {
       T* to = a + r * rowA;
-      const T* from = loadRow(in[3], before.elem, at + r * before.row, before.column, before.width, to);
+      const T* from =
+          loadRow(in[3], before.elem, at + r * before.row, before.column, before.width, to);
       if (from != to) std::copy_n(from, before.width, to);
     }
     std::fill_n(running.total, kQueries, T(1));
@@ -308,15 +308,15 @@ KernelOr prepareAttend(const Op& op, Shared& shared) {
   };
   auto likeIf = [](bool is, Like like) { return is ? like : Like::None; };
   bool hasDocuments = op.operands().size() > documents;
-  auto attention = analyseAttention(
-      op,
-      {operand(0), operand(1), operand(2), &op.result(0)->type, &op.result(1)->type,
-       goesOn ? operand(3) : &none, goesOn ? operand(4) : &none, operand(documents),
-       operand(documents + 1)},
-      {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row, likeIf(goesOn, Like::Output),
-       likeIf(goesOn, Like::Row), likeIf(hasDocuments, Like::Row),
-       likeIf(hasDocuments, Like::RowOfKeys)},
-      shared.rank);
+  auto attention =
+      analyseAttention(op,
+                       {operand(0), operand(1), operand(2), &op.result(0)->type,
+                        &op.result(1)->type, goesOn ? operand(3) : &none,
+                        goesOn ? operand(4) : &none, operand(documents), operand(documents + 1)},
+                       {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row,
+                        likeIf(goesOn, Like::Output), likeIf(goesOn, Like::Row),
+                        likeIf(hasDocuments, Like::Row), likeIf(hasDocuments, Like::RowOfKeys)},
+                       shared.rank);
   if (!attention) return attention.takeError();
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<AttendKernel<decltype(zero)>>(*attention, goesOn, shared);

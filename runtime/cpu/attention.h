@@ -27,8 +27,8 @@ struct Tensor {
 
 // Key heads that are read by equally many query heads, with the loops over them.
 struct Part {
-  llvm::SmallVector<Axis, 4> shared, own;   // strides by tensor
-  llvm::SmallVector<int64_t, 11> start;     // each tensor's first element
+  llvm::SmallVector<Axis, 4> shared, own;  // strides by tensor
+  llvm::SmallVector<int64_t, 11> start;    // each tensor's first element
 };
 
 // Queries that lie behind each other from row `at` on, at positions from `first` on; padding has none.
@@ -43,8 +43,8 @@ struct Attention {
   std::vector<QueryBlock> queries;
   // Of the keys; they may move with a repeat: by its iteration, modulo their number.
   std::vector<Segments> keys;
-  int repeat = -1;        // its depth
-  int64_t keyRows = 0;    // padding included
+  int repeat = -1;      // its depth
+  int64_t keyRows = 0;  // padding included
   int64_t window = 0;
   double scale = 1;
   bool causal = false, hasDocuments = false;

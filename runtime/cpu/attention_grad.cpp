@@ -162,12 +162,12 @@ KernelOr prepareAttendGrad(const Op& op, Shared& shared) {
   for (const Value* value : op.results()) types.push_back(&value->type);
   bool hasDocuments = op.operands().size() > 6;
   for (unsigned i : {6u, 7u}) types.push_back(hasDocuments ? &op.operand(i)->type : &none);
-  auto attention = analyseAttention(
-      op, types,
-      {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row, Like::Output, Like::Query,
-       Like::Key, Like::Value, hasDocuments ? Like::Row : Like::None,
-       hasDocuments ? Like::RowOfKeys : Like::None},
-      shared.rank);
+  auto attention =
+      analyseAttention(op, types,
+                       {Like::Query, Like::Key, Like::Value, Like::Output, Like::Row, Like::Output,
+                        Like::Query, Like::Key, Like::Value, hasDocuments ? Like::Row : Like::None,
+                        hasDocuments ? Like::RowOfKeys : Like::None},
+                       shared.rank);
   if (!attention) return attention.takeError();
   return withCompute(op, [&](auto zero) -> KernelOr {
     return std::make_unique<AttendGradKernel<decltype(zero)>>(*attention, shared);

@@ -204,9 +204,10 @@ TEST(Exchange, GivesEachRankItsPiece) {
           memset(arena, 7, size_t(module.arenaBytes));
           for (size_t i = 0; i < c.parts.size(); ++i) {
             const Type& type = c.parts[i].first;
-            test::fill(type, rank, (*interpreter)->data(*module.findVar("in" + std::to_string(i))),
-                       [&](int64_t e) { return valueOf(e) * factor(type, rank) * double(step); },
-                       c.kind == OpKind::Rotate ? 0 : -9);  // what travels is sent as it is
+            test::fill(
+                type, rank, (*interpreter)->data(*module.findVar("in" + std::to_string(i))),
+                [&](int64_t e) { return valueOf(e) * factor(type, rank) * double(step); },
+                c.kind == OpKind::Rotate ? 0 : -9);  // what travels is sent as it is
           }
           if (llvm::Error error = (*interpreter)->run({"begin", -1}, 0, step)) return error;
           for (size_t i = 0; i < c.parts.size(); ++i) {
@@ -271,7 +272,8 @@ TEST(Exchange, TracesTheWait) {
 // A ring: in each iteration ranks work with a block while they pass it on; the last iteration does not.
 TEST(Exchange, BlocksTravelRoundARing) {
   Grid grid{{{"data", 2}, {"x", 3}}};
-  Type block{Elem::F32, {dim(grid, "b", 12, {"x"}), dim(grid, "c", 5)}}, coming = block, moved = block;
+  Type block{Elem::F32, {dim(grid, "b", 12, {"x"}), dim(grid, "c", 5)}}, coming = block,
+                                                                         moved = block;
   block.dims[0].zigzag = coming.dims[0].zigzag = moved.dims[0].zigzag = 3;
   coming.dims[0].moves = moved.dims[0].moves = "ring";
   moved.dims[0].moved = 1;

@@ -74,7 +74,8 @@ inline int64_t wholeIndex(const Type& type, const Coordinates& rank, int64_t loc
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-inline Array pieceOf(const Type& type, const Coordinates& rank, const Array& whole, double padding) {
+inline Array pieceOf(const Type& type, const Coordinates& rank, const Array& whole,
+                     double padding) {
   Array piece;
   for (int64_t i = 0; i < type.elements(); ++i) {
     int64_t at = wholeIndex(type, rank, i);
@@ -133,7 +134,7 @@ struct Memory {
 
 // Runs an op on one rank; result i lies on operand under[i], where that says so.
 inline std::vector<Array> runOn(const Coordinates& rank, const Op& op, const std::vector<Array>& in,
-                         llvm::ArrayRef<size_t> under = {}) {
+                                llvm::ArrayRef<size_t> under = {}) {
   auto device = makeCpuDevice(2, rank);
   auto kernel = device->prepare(op);
   if (!kernel) {
@@ -184,9 +185,9 @@ inline std::vector<Type> typesOf(const std::vector<std::string>& texts, const Gr
 
 // The op on every rank, and its results put together.
 inline std::vector<Array> runSplit(const Grid& grid, OpKind kind, const std::vector<Type>& operands,
-                            const std::vector<Type>& results, const Attrs& attrs,
-                            const std::vector<Array>& in, bool inPlace = false,
-                            double padding = kNaN) {
+                                   const std::vector<Type>& results, const Attrs& attrs,
+                                   const std::vector<Array>& in, bool inPlace = false,
+                                   double padding = kNaN) {
   std::vector<Array> sums;
   for (const Type& type : results) sums.emplace_back(size_t(type.whole().elements()), 0.0);
   for (int64_t r = 0; r < grid.ranks(); ++r) {
@@ -196,15 +197,15 @@ inline std::vector<Array> runSplit(const Grid& grid, OpKind kind, const std::vec
     std::vector<Array> pieces;
     for (size_t i = 0; i < in.size(); ++i)
       pieces.push_back(pieceOf(operands[i], rank, in[i], padding));
-    std::vector<Array> out = runOn(rank, *bench.op, pieces,
-                                   inPlace ? llvm::ArrayRef<size_t>(size_t{0}) : llvm::None);
+    std::vector<Array> out =
+        runOn(rank, *bench.op, pieces, inPlace ? llvm::ArrayRef<size_t>(size_t{0}) : llvm::None);
     for (size_t i = 0; i < out.size(); ++i) addPiece(results[i], rank, out[i], sums[i]);
   }
   return sums;
 }
 
 inline void expectEqual(const std::vector<Array>& got, const std::vector<Array>& wanted,
-                 double tolerance) {
+                        double tolerance) {
   ASSERT_EQ(got.size(), wanted.size());
   for (size_t r = 0; r < got.size(); ++r) {
     ASSERT_EQ(got[r].size(), wanted[r].size());

@@ -23,7 +23,8 @@ std::vector<Ring> rings() {
       for (bool isCausal : {false, true})
         for (int64_t window : {0, 50})
           for (int64_t document : {0, 37, 150}) {
-            list.push_back({"", ranks, 336, isZigzag, isCausal, window, 1 + document % 2, document});
+            list.push_back(
+                {"", ranks, 336, isZigzag, isCausal, window, 1 + document % 2, document});
           }
   // Padded pieces, one of them empty.
   list.push_back({.ranks = 4, .seq = 9});
@@ -121,12 +122,12 @@ TEST_P(Rings, BlocksAddUpToTheWhole) {
   for (int64_t i = 0; i < ring.ranks; ++i) {
     std::vector<Array> values = attention.in;
     values.insert(values.begin() + 3, {a, lse});
-    auto out = runSplit(attention.grid, OpKind::AttendBlock,
-                        attention.withDocuments({attention.q, attention.moved(attention.k, i),
-                                                 attention.moved(attention.v, i), attention.a,
-                                                 attention.lse},
-                                                attention.moved(attention.documents, i)),
-                        {attention.a, attention.lse}, attention.attrs, values);
+    auto out = runSplit(
+        attention.grid, OpKind::AttendBlock,
+        attention.withDocuments({attention.q, attention.moved(attention.k, i),
+                                 attention.moved(attention.v, i), attention.a, attention.lse},
+                                attention.moved(attention.documents, i)),
+        {attention.a, attention.lse}, attention.attrs, values);
     a = out[0], lse = out[1];
   }
   expectEqual({a, lse}, {wanted[0], wanted[1]}, 1e-12);
@@ -137,13 +138,13 @@ TEST_P(Rings, BlocksAddUpToTheWhole) {
   attrs.set("block", int64_t{1});
   for (int64_t i = 0; i < ring.ranks; ++i) {
     Type k = attention.moved(attention.k, i), v = attention.moved(attention.v, i);
-    auto out = runSplit(attention.grid, OpKind::AttendGrad,
-                        attention.withDocuments({attention.q, k, v, attention.a, attention.lse,
-                                                 attention.a},
-                                                attention.moved(attention.documents, i)),
-                        {attention.q, k, v}, attrs,
-                        attention.withDocuments({attention.in[0], attention.in[1], attention.in[2],
-                                                 a, lse, attention.da()}));
+    auto out = runSplit(
+        attention.grid, OpKind::AttendGrad,
+        attention.withDocuments({attention.q, k, v, attention.a, attention.lse, attention.a},
+                                attention.moved(attention.documents, i)),
+        {attention.q, k, v}, attrs,
+        attention.withDocuments(
+            {attention.in[0], attention.in[1], attention.in[2], a, lse, attention.da()}));
     for (size_t r = 0; r < 3; ++r)
       for (size_t e = 0; e < sums[r].size(); ++e) sums[r][e] += out[r][e];
   }
@@ -160,13 +161,12 @@ TEST_P(Rings, PiecesOfQueriesSeeAllKeys) {
   auto out = runSplit(attention.grid, OpKind::Attend,
                       attention.withDocuments({attention.q, k, v}, documents),
                       {attention.a, attention.lse}, attention.attrs, attention.in);
-  auto back = runSplit(
-      attention.grid, OpKind::AttendGrad,
-      attention.withDocuments({attention.q, k, v, attention.a, attention.lse, attention.a},
-                              documents),
-      {attention.q, dk, dv}, attention.attrs,
-      attention.withDocuments(
-          {attention.in[0], attention.in[1], attention.in[2], out[0], out[1], attention.da()}));
+  auto back = runSplit(attention.grid, OpKind::AttendGrad,
+                       attention.withDocuments(
+                           {attention.q, k, v, attention.a, attention.lse, attention.a}, documents),
+                       {attention.q, dk, dv}, attention.attrs,
+                       attention.withDocuments({attention.in[0], attention.in[1], attention.in[2],
+                                                out[0], out[1], attention.da()}));
   out.insert(out.end(), back.begin(), back.end());
   expectEqual(out, wanted, 1e-12);
 }
@@ -193,7 +193,8 @@ struct InRepeat {
 
 TEST(Ring, BlocksMoveWithTheirRepeat) {
   Attention attention({.ranks = 3, .isZigzag = true, .document = 60});
-  Array a = randomValues(attention.a.whole(), "", 5), lse = randomValues(attention.lse.whole(), "", 6);
+  Array a = randomValues(attention.a.whole(), "", 5),
+        lse = randomValues(attention.lse.whole(), "", 6);
   for (int64_t r = 0; r < attention.grid.ranks(); ++r) {
     Coordinates rank(attention.grid, r);
     auto typesAt = [&](int64_t moved, bool isOfRepeat) {
@@ -223,29 +224,42 @@ TEST(Ring, BlocksMoveWithTheirRepeat) {
                 {attention.a, attention.lse}, attention.attrs);
   auto kernel = makeCpuDevice(1, Coordinates(attention.grid, 0))->prepare(*outside.op);
   ASSERT_FALSE(bool(kernel));
-  EXPECT_EQ(llvm::toString(kernel.takeError()),
-            "the cpu device cannot run 'attend_block': its keys move with 'ring', which is not around "
-            "it");
+  EXPECT_EQ(
+      llvm::toString(kernel.takeError()),
+      "the cpu device cannot run 'attend_block': its keys move with 'ring', which is not around "
+      "it");
 }
 
-// What no query sees changes nothing, to the bit, whatever it holds; nor is it looked at.
+// What no query sees changes nothing, to the bit, whatever it holds; nor is it looked at: neither the
+// future, nor what is outside of the window, nor other documents.
 TEST(Ring, UnseenBlocksChangeNothing) {
-  Attention attention({.ranks = 2});
-  Type k = attention.moved(attention.k, 1), v = attention.moved(attention.v, 1);
-  for (Elem elem : {Elem::F64, Elem::F32}) {
-    Coordinates rank(attention.grid, 0);  // its queries are before all keys of the other
-    Bench bench(OpKind::AttendBlock,
-                {attention.q.withElem(elem), k.withElem(elem), v.withElem(elem),
-                 attention.a.withElem(elem), attention.lse.withElem(elem)},
-                {attention.a.withElem(elem), attention.lse.withElem(elem)}, attention.attrs);
-    std::vector<Array> in = {randomValues(attention.q, "", 1), Array(size_t(k.elements()), kNaN),
-                             Array(size_t(v.elements()), kNaN), randomValues(attention.a, "", 2),
-                             randomValues(attention.lse, "", 3)};
-    for (Array* values : {&in[3], &in[4]})
-      for (double& x : *values) x = double(float(x));
-    in[4][7] = double(float(-1e38));
-    EXPECT_EQ(runOn(rank, *bench.op, in), (std::vector<Array>{in[3], in[4]}));
-  }
+  struct Unseen {
+    Ring ring;
+    int64_t rank;
+  };
+  for (const auto& [ring, r] : {Unseen{{.ranks = 2}, 0},
+                                {{.ranks = 4, .seq = 1000, .window = 100}, 3},
+                                {{.ranks = 2, .isCausal = false, .document = 9}, 1}})
+    for (Elem elem : {Elem::F64, Elem::F32}) {
+      Attention attention(ring, elem);
+      int64_t by = ring.window > 0 ? 2 : 1;
+      Type k = attention.moved(attention.k, by), v = attention.moved(attention.v, by);
+      Type documents = attention.moved(attention.documents, by);
+      Bench bench(OpKind::AttendBlock,
+                  attention.withDocuments({attention.q, k, v, attention.a, attention.lse}, documents),
+                  {attention.a, attention.lse}, attention.attrs);
+      std::vector<Array> in = {randomValues(attention.q, "", 1), Array(size_t(k.elements()), kNaN),
+                               Array(size_t(v.elements()), kNaN), randomValues(attention.a, "", 2),
+                               randomValues(attention.lse, "", 3)};
+      for (Array* values : {&in[3], &in[4]})
+        for (double& x : *values) x = double(float(x));
+      in[4][7] = double(float(-1e38));
+      if (ring.document > 0)
+        in.insert(in.end(), {randomValues(attention.documents, "count 3", 0),
+                             randomValues(documents, "count 4", 0)});
+      EXPECT_EQ(runOn(Coordinates(attention.grid, r), *bench.op, in),
+                (std::vector<Array>{in[3], in[4]}));
+    }
 }
 
 // The results may lie on what they go on from.
@@ -254,10 +268,10 @@ TEST(Ring, WorksInPlace) {
   for (int64_t r = 0; r < attention.grid.ranks(); ++r)
     for (int64_t moved : {0, 1}) {
       Coordinates rank(attention.grid, r);
-      std::vector<Type> types = attention.withDocuments(
-          {attention.q, attention.moved(attention.k, moved), attention.moved(attention.v, moved),
-           attention.a, attention.lse},
-          attention.moved(attention.documents, moved));
+      std::vector<Type> types =
+          attention.withDocuments({attention.q, attention.moved(attention.k, moved),
+                                   attention.moved(attention.v, moved), attention.a, attention.lse},
+                                  attention.moved(attention.documents, moved));
       std::vector<Array> in;
       for (size_t i = 0; i < types.size(); ++i)
         in.push_back(randomValues(types[i], i < 5 ? "" : "count 1", 20 + i));

@@ -39,9 +39,7 @@ TEST(Session, InputsArePiecesOfTheSameSamples) {
       var.kind = VarKind::Input;
       var.vocab = 256;
       if (var.name == "targets") var.follows = "tokens";
-      var.type = {Elem::I32,
-                  {dim(kGrid, "microbatch", 2), dim(kGrid, "batch", 4, {"data"}),
-                   seq}};
+      var.type = {Elem::I32, {dim(kGrid, "microbatch", 2), dim(kGrid, "batch", 4, {"data"}), seq}};
       module.addVar(var);
     }
     Variable number;

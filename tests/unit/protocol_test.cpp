@@ -237,6 +237,16 @@ TEST(Protocol, LeftOutByAllFits) {
   EXPECT_EQ(verdict(spoil(*base, 2, [](Module& m) { test::defer(find(m, "attention")); })), "");
 }
 
+TEST(Protocol, AllMovePiecesEquallyFar) {
+  auto base = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 4}}));
+  find(*base, "ffn")->kind = OpKind::Rotate;
+  EXPECT_EQ(verdict(spoil(*base, 2, [](Module& m) { test::defer(find(m, "ffn")); })), "");
+  std::string text =
+      verdict(spoil(*base, 2, [](Module& m) { find(m, "ffn")->attrs.set("by", int64_t{-1}); }));
+  EXPECT_NE(text.find("enter different operations: places moved '1' and '-1'"), std::string::npos)
+      << text;
+}
+
 // What a rank does on its own, or how it waits, is nobody else's business.
 TEST(Protocol, OwnAffairsFit) {
   auto base = test::rankProgram(test::gridOf({{"data", 2}, {"tensor", 2}, {"alone", 1}}));

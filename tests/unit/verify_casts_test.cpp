@@ -206,6 +206,15 @@ const Shaped kCases[] = {
     {"%r, %l = attend(%qs, %kall, %kall, %lse, %docs_all) " ATTEND A ", " LSE,
      "operand 3 must hold i32"},
 
+    // Elements behind each other in memory are not so in a dim in zigzag order.
+    {"%y = slice(%kall) {over = s, part = p, offset = 0} : f32[n 5, p 4, g 2, u 2]",
+     "cuts 's', which lies in zigzag order"},
+    {"%y = concat(%kouter, %kouter) {over = z, parts = [u, u]} : f32[n 5, s 16/t:zigzag8+1, g 2, "
+     "z 4]"},
+    {"%y = concat(%kplain, %kplain) {over = z, parts = [u, u]} : f32[n 5, s 16/t.x, g 2, "
+     "z 4:zigzag2]",
+     "joins 'z' in zigzag order"},
+
     // rotate.
     {"%y = rotate(%ks) {axes = [t, x]} : " KEYS("+1")},
     {"%y, %d = rotate(%kthree, %docs) {axes = [t, x], by = -4} : " KEYS("+7")
