@@ -50,6 +50,13 @@ TEST_P(Gradient, MatchesFiniteDifferences) {
   Reference probe = reference;
   for (const auto& var : module->vars) {
     if (var->kind != VarKind::Gradient) continue;
+    // A bias of routing has the loads for a gradient: of 2 microbatches of 12 tokens, 2 choices each.
+    if (module->findVar(var->of)->balance > 0) {
+      const Array& load = reference.var(var->name);
+      for (size_t i = 0; i < load.size(); i += 4)
+        EXPECT_EQ(load[i] + load[i + 1] + load[i + 2] + load[i + 3], 48) << var->of;
+      continue;
+    }
     const Array& gradient = reference.var(var->name);
     Array& weight = probe.var(var->of);
     double largest = 1e-3, worst = 0;
