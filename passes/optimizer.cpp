@@ -156,10 +156,11 @@ void optimizer(Module& module, Diagnostics& diags) {
   bool isAdam = settings.word("optimizer") != "sgd";
   auto updateWeight = [&](Builder& builder, Variable* weight) {
     builder.loc = weight->loc;
-    if (weight->balance > 0)
-      return builder.write(weight, balanced(builder, builder.read(weight),
-                                            builder.read(gradients.lookup(weight)),
-                                            weight->balance));
+    if (weight->balance > 0) {
+      Value* bias = builder.read(weight);
+      Value* load = builder.read(gradients.lookup(weight));
+      return builder.write(weight, balanced(builder, bias, load, weight->balance));
+    }
     double decay = weight->decay ? settings.number("decay") : 0;
     Value* w = builder.read(weight);
     Value* g = builder.read(gradients.lookup(weight));
