@@ -82,6 +82,7 @@ struct WeightDecl {
   std::vector<Ident> dims;
   InitSpec init;
   std::optional<bool> decay;  // `decay`, `no decay`; not given: by the number of dims
+  ExprPtr balanced;           // `balanced(0.001)`: the rate; null: trained by its gradient
 };
 
 // `x[batch, seq, model] = expr`, `x = expr`; `return y[...] = expr`, `return expr`: isReturn, and the

@@ -5,6 +5,7 @@
 #include "frontend/lower.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "ir/text.h"
@@ -157,6 +158,15 @@ void Lowering::lower(const ast::WeightDecl& decl, Loc) {
   } else if (value && (kind == "normal" || kind == "uniform") && *value < 0) {
     error(decl.init.value->loc, Diag::NumberRange, kind, "at least 0", printNumber(*value));
   }
+  double balance = 0;
+  if (decl.balanced) {
+    auto rate = evalNumber(*decl.balanced);
+    bool inRange = rate && std::isfinite(*rate) && *rate > 0;
+    if (rate && !inRange)
+      error(decl.balanced->loc, Diag::NumberRange, "balanced", "above 0", printNumber(*rate));
+    if (!inRange) dims = std::nullopt;
+    else balance = *rate;
+  }
   const Words stack = builder_.block()->enclosing();
   for (const std::string& dim : stack)
     if (dims && Wanted{true, false, *dims}.find(dim)) {
@@ -188,7 +198,8 @@ void Lowering::lower(const ast::WeightDecl& decl, Loc) {
       for (const std::string& dim : var.stack) var.type.dims.push_back(findDim(dim)->dim);
       var.type.dims.append(dims->begin(), dims->end());
       var.init = *init;
-      var.decay = decl.decay.value_or(dims->size() >= 2);
+      var.decay = !decl.balanced && decl.decay.value_or(dims->size() >= 2);
+      var.balance = balance;
       var.loc = name.loc;
       if (fits(var.type, name.loc) && !isReserved(var.name, name.loc)) {
         item.kind = Item::Weight;

@@ -13,7 +13,7 @@ namespace planc::lowering {
 
 namespace {
 
-enum class Takes { Tensor, Route, Number, Integer, DimName, Flag, Word };
+enum class Takes { Tensor, Route, Balanced, Number, Integer, DimName, Flag, Word };
 // What of the statement's wanted dims an operand should have: nothing is known, the same as the
 // result, or the result's and `over`.
 enum class Shape { None, Same, Reduced };
@@ -133,7 +133,8 @@ const std::vector<Builtin>& Builtin::table() {
         {"groups", T::Integer, 1, 1},
         {"kept", T::Integer, 0, 0},
         {"group_score", T::Word, 0, 0, 0, "best best2"},
-        {"z", T::Number, 0, 0}},
+        {"z", T::Number, 0, 0},
+        {"bias", T::Balanced}},
        [](Lowering& l, BoundArgs& a) { return l.lowerRoute(a); }},
       {"dispatch",
        Shape::None,
@@ -191,6 +192,16 @@ Item Lowering::callBuiltin(const Builtin& builtin, const ast::Expr& call, const 
           wrong(value->loc, Diag::NotARoute, builtin.name)
               .suggest("give it the result of: r = route(scores, top = 2)");
         good &= item.kind == Item::Route;
+        break;
+      }
+      case Takes::Balanced: {
+        if (!value) break;
+        bound.item = eval(*value, {});
+        bool isBalanced = bound.item.kind == Item::Weight && bound.item.var->balance > 0;
+        if (!isBalanced && bound.item.kind != Item::Poison)
+          wrong(value->loc, Diag::NotBalanced, param.name)
+              .suggest("declare it: weight bias [expert] init zeros balanced(0.001)");
+        good &= isBalanced;
         break;
       }
       case Takes::Number:

@@ -56,7 +56,15 @@ Item Lowering::lowerRoute(BoundArgs& args) {
   if (perSequence) attrs.set("seq", "seq");
   Type sums{scalar_, {over}};  // the groups of the penalty, and the experts
   if (perSequence) sums = s.value->type.without("seq").withElem(scalar_);
-  Op* op = at(loc).create(OpKind::Route, {s.value},
+  llvm::SmallVector<Value*, 2> operands{s.value};
+  if (Variable* bias = args[13].item.var) {
+    if (auto own = bias->slice(bias->stack).dims; own.size() != 1 || own[0].name != over.name) {
+      error(args[13].loc, Diag::BiasDims, dimList(own), over.name);
+      return poison();
+    }
+    operands.push_back(readVar(bias, args[13].loc));
+  }
+  Op* op = at(loc).create(OpKind::Route, operands,
                           {choice, choice.withElem(scalar_), sums, sums}, attrs);
   unsigned i = 0;
   for (const char* name : {"choice", "gate", "load", "share"}) op->result(i++)->name = name;

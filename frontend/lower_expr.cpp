@@ -46,17 +46,23 @@ Value* Lowering::emit(OpKind kind, llvm::ArrayRef<Value*> operands, Type type, A
   return at(loc).value(kind, operands, std::move(type), std::move(attrs));
 }
 
-// The value of a weight, in the precision of activations, or of this microbatch's input.
+// The name that the plan gives a variable, without the modules around it.
+static std::string ownName(const Variable& var) {
+  llvm::StringRef name = llvm::StringRef(var.name).rsplit('.').second;
+  return name.empty() ? var.name : name.str();
+}
+
+// The value of a weight, in the precision of activations (but a balanced one: a step of it may be less
+// than they tell apart), or of this microbatch's input.
 Value* Lowering::readVar(Variable* var, Loc loc) {
   if (auto place = weightPlace_.find(var); place != weightPlace_.end())
     weightUsed_[place->second] = true;
   Words enclosing = builder_.block()->enclosing();
   if (var->kind == VarKind::Input) enclosing = var->stack;
-  std::string name = llvm::StringRef(var->name).rsplit('.').second.str();
-  if (name.empty()) name = var->name;
+  std::string name = ownName(*var);
   Type type = var->slice(enclosing);
   Value* value = at(loc).create(OpKind::Read, {}, {type}, {}, var, name)->result();
-  if (var->kind != VarKind::Weight || type.elem == compute_) return value;
+  if (var->kind != VarKind::Weight || type.elem == compute_ || var->balance > 0) return value;
   return builder_.value(OpKind::Cast, {value}, type.withElem(compute_), {}, name);
 }
 
@@ -82,6 +88,11 @@ Item Lowering::toTensor(const Item& item, Loc loc, std::optional<Elem> elem) {
     case Item::Tensor:
       return item;
     case Item::Weight:
+      if (item.var->balance > 0) {
+        error(loc, Diag::BalancedUse, ownName(*item.var))
+            .suggest("only 'route' takes it: route(s, top = 2, bias = NAME)");
+        return poison();
+      }
       return Item::tensor(readVar(item.var, loc));
     case Item::Number:
       return Item::tensor(at(loc).constant(item.number, Type{elem.value_or(compute_), {}}));

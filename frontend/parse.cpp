@@ -567,6 +567,7 @@ class AstBuilder {
     result.dims = dimNames(ctx->dimList());
     if (auto* c = ctx->initClause()) result.init = {ident(c->ident()), wholeExpr(c->expr())};
     if (auto* c = ctx->decayClause()) result.decay = !hasSign(c, "no");
+    if (auto* c = ctx->balancedClause()) result.balanced = wholeExpr(c->expr());
     return result;
   }
 

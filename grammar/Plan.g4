@@ -49,10 +49,12 @@ dimItem : ident '=' expr ;
 // input tokens[batch, seq] : token(vocab)
 inputStatement : 'input' ident '[' (ident (',' ident)*)? ']' ':' 'token' '(' ident ')' ;
 // weight gate, up [model, ffn] init normal(0.02) no decay
-weightStatement : 'weight' ident (',' ident)* '[' dimList? ']' initClause? decayClause? ;
+weightStatement : 'weight' ident (',' ident)* '[' dimList? ']' initClause?
+                  (decayClause | balancedClause)? ;
 dimList : ident (',' ident)* ;
 initClause : 'init' ident ('(' expr ')')? ;
 decayClause : 'no'? 'decay' ;
+balancedClause : 'balanced' '(' expr ')' ;                      // weight bias [expert] init zeros balanced(0.001)
 repeatStatement : 'repeat' ident '=' expr block ;               // repeat layer = layers { ... }
 // if tied { ... } else { ... }
 ifStatement : 'if' condition block ('else' 'if' condition block)* ('else' block)? ;
@@ -104,7 +106,7 @@ quantity : '-'? NUMBER ({isUnit()}? IDENT ('/' IDENT)?)? ;      // 450 GB/s
 // weight, repeat, if, else and return.
 ident : IDENT | 'model' | word ;
 assignName : IDENT | word ;  // without 'model': a missing `}` shows at the next model
-word : 'of' | 'on' | 'token' | 'init' | 'no' | 'decay' | 'loss' | 'grid' | 'auto' | 'split' | 'over'
+word : 'of' | 'on' | 'token' | 'init' | 'no' | 'decay' | 'balanced' | 'loss' | 'grid' | 'auto' | 'split' | 'over'
      | 'by' | 'stages' | 'within' | 'across' | 'shard' | 'place' | 'microbatches' | 'precision'
      | 'recompute' | 'optimizer' | 'seed' ;
 

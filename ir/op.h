@@ -172,6 +172,9 @@ struct Variable {
   Words stack;
   Init init;
   bool decay = true;    // weight decay applies (weights only)
+  // Weights: > 0: a bias of routing, trained by no gradient but moved by so much a step, up where an
+  // expert has fewer tokens than the mean and down where it has more. Its `gradient` is the load.
+  double balance = 0;
   int64_t vocab = 0;    // inputs: tokens are < vocab
   std::string follows;  // inputs: holds the token after each one of this input; else empty
   bool output = false;  // slots: `planrun eval` writes it

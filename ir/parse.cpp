@@ -557,6 +557,8 @@ bool Reader::variable(Module& module) {
         return false;
     } else if (acceptWord("decay")) {
       var.decay = true;
+    } else if (acceptWord("balanced")) {
+      if (!expect('(') || !number(var.balance) || !expect(')')) return false;
     } else if (acceptWord("vocab")) {
       if (!integer(var.vocab)) return false;
     } else if (acceptWord("follows")) {
@@ -583,6 +585,7 @@ bool Reader::variable(Module& module) {
   if (var.kind != VarKind::Weight) {
     var.init = Init();
     var.decay = Variable().decay;
+    var.balance = 0;
   }
   module.addVar(std::move(var));
   return true;

@@ -129,6 +129,7 @@ void Encoder::variable(const Variable& var) {
   string(var.init.kind);
   real(var.init.value);
   number(var.decay);
+  real(var.balance);
   integer(var.vocab);
   string(var.follows);
   number(var.output);
@@ -367,6 +368,7 @@ void Decoder::variable(Module& module) {
   var.init.kind = string();
   var.init.value = real();
   var.decay = below(2) != 0;
+  var.balance = real();
   var.vocab = integer();
   var.follows = string();
   var.output = below(2) != 0;

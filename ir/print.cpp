@@ -203,6 +203,7 @@ void Printer::variable(const Variable& var) {
   if (var.kind == VarKind::Weight) {
     out_ << " init " << var.init.kind << '(' << numberText(var.init.value) << ')';
     if (var.decay) out_ << " decay";
+    if (var.balance > 0) out_ << " balanced(" << numberText(var.balance) << ')';
   }
   if (var.kind == VarKind::Input) out_ << " vocab " << var.vocab;
   if (!var.follows.empty()) out_ << " follows @" << var.follows;

@@ -32,7 +32,7 @@ bool hasAxis(llvm::ArrayRef<Axis> axes, llvm::StringRef name);
 
 // One index of a tensor. A *ragged* dim (`over` not empty) holds the rows of all groups of the dim
 // named `over`, packed: `[expert 8, slot 1024~expert, model 64]` is 1024 rows of 64 in all, grouped
-// by expert; where each group starts is a run-time value (the `offsets` of `route`).
+// by expert; where each group starts is a run-time value (the `offsets` of `pack`).
 //
 // A *split* dim (`axes` not empty) is cut into equal pieces over a grid's axes, the outermost axis
 // first: `batch 16/data` holds 16 elements on all ranks together. `size` is what one rank holds. When

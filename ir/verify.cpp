@@ -3,6 +3,7 @@
 #include "ir/verify.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "ir/broken.h"
@@ -32,11 +33,13 @@ class Verifier {
   llvm::Error piece(const Variable& var);
   llvm::Error slice(const Variable& var);
   llvm::Error body(const Op& op, unsigned depth);
+  llvm::Error balanced(const Op& read);
   llvm::Error place(const std::optional<Place>& place, const Type& type, const Op* def = nullptr);
 
   const Module& module_;
   ValueSources sources_;
   llvm::DenseSet<const Value*> defined_;
+  bool isUpdate_ = false;
   std::vector<std::pair<std::string, int64_t>> repeats_;  // enclosing: dim, count
 };
 
@@ -122,6 +125,8 @@ llvm::Error Verifier::variable(const Variable& var) {
       if (!isFloat(var.type.elem)) return broken("a weight holds floating-point numbers");
       if (var.init.kind != "normal" && var.init.kind != "uniform" && var.init.kind != "const")
         return broken("unknown initialisation '" + var.init.kind + "'");
+      if (!std::isfinite(var.balance) || var.balance < 0)
+        return broken("it moves by " + llvm::Twine(numberText(var.balance)) + " a step");
       break;
     case VarKind::Copy:
     case VarKind::Gradient:
@@ -275,9 +280,22 @@ llvm::Error Verifier::op(const Op& op, const Block& block, unsigned depth) {
   if (op.body)
     if (llvm::Error error = body(op, depth)) return error;
   if (llvm::Error error = verifyShapes(op, block.enclosing(), sources_)) return error;
+  if (llvm::Error error = balanced(op)) return error;
   if (module_.level != Level::Model && !module_.grid.axes.empty())
     if (llvm::Error error = verifySharding(op, module_.grid)) return error;
   for (const Value* result : op.results()) defined_.insert(result);
+  return llvm::Error::success();
+}
+
+// Loads move a balanced weight, so it has no gradient: what it is used for must need none. Lower down
+// its way to a route is a matter of casts, and @update only adds to it.
+llvm::Error Verifier::balanced(const Op& read) {
+  if (module_.level != Level::Model || read.kind != OpKind::Read || read.var->balance <= 0 ||
+      isUpdate_)
+    return llvm::Error::success();
+  for (const Use& use : read.result()->uses())
+    if (use.op->kind != OpKind::Route || use.index != 1)
+      return broken("'@" + read.var->name + "' is balanced, but is used for more than a route's bias");
   return llvm::Error::success();
 }
 
@@ -312,9 +330,11 @@ llvm::Error Verifier::run() {
   for (const auto& var : module_.vars)
     if (llvm::Error error = variable(*var))
       return broken("variable '@" + var->name + "': " + llvm::toString(std::move(error)));
-  for (const auto& function : module_.functions)
+  for (const auto& function : module_.functions) {
+    isUpdate_ = function->name == "update";
     if (llvm::Error error = block(*function->body, 0))
       return broken("function '@" + function->name + "': " + llvm::toString(std::move(error)));
+  }
   llvm::StringSet<> functions;  // there may be thousands of calls
   for (const auto& function : module_.functions) functions.insert(function->name);
   for (const Call& call : module_.schedule) {

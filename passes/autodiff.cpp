@@ -211,7 +211,7 @@ void Autodiff::differentiate(Block& block) {
         isActive |= inner->kind == OpKind::Accum && inner->var->name == "loss";
       });
       if (isActive) differentiateRepeat(op);
-    } else if (hasGradient) {
+    } else if (hasGradient || op.kind == OpKind::Route) {
       rule(op);
     }
   }
@@ -259,7 +259,9 @@ void Autodiff::run() {
     if (weight.kind != VarKind::Weight) continue;
     Variable gradient;
     gradient.name = "grad." + weight.name;
-    gradient.type = weight.type.withElem(weight.type.elem == Elem::F64 ? Elem::F64 : gradientElem);
+    // Loads are counted, not rounded.
+    bool keepsElem = weight.type.elem == Elem::F64 || weight.balance > 0;
+    gradient.type = keepsElem ? weight.type : weight.type.withElem(gradientElem);
     gradient.kind = VarKind::Gradient;
     gradient.of = weight.name;
     gradient.stack = weight.stack;

@@ -155,9 +155,12 @@ void Autodiff::joinRule(Op& op, Value* dy) {
   addGradient(x, back_->value(OpKind::Concat, pieces, x->type, {{"over", over}, {"parts", parts}}));
 }
 
+// A bias is moved by the loads, whatever the loss.
 void Autodiff::routeRule(Op& op) {
   Value* gate = op.result(1);
   Value* share = op.result(3);
+  if (op.operands().size() > 1) addGradient(op.operand(1), saved(op.result(2)));
+  if (!gradients_.lookup(gate) && !gradients_.lookup(share)) return;
   auto gradientOf = [&](Value* value) {
     Value* gradient = gradients_.lookup(value);
     return gradient ? gradient : back_->constant(0, value->type);

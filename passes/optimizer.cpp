@@ -1,5 +1,5 @@
 // Adds @update: the gradient's norm over all weights, clipping, the learning rate of the step, and
-// the optimizer's op on every weight with its moments. With `precision bf16` it also renews the copies. Tested by
+// the optimizer's op on every weight with its moments, or the step of a bias that loads move. With `precision bf16` it also renews the copies. Tested by
 // tests/passes/optimizer and tests/runtime/equivalence_test.cpp.
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
@@ -26,6 +26,23 @@ Variable* addMoment(Module& module, const Variable& weight, llvm::StringRef suff
   var.stack = weight.stack;
   var.loc = weight.loc;
   return module.addVar(std::move(var));
+}
+
+// A bias of routing moves towards even loads (Wang et al. 2024): b + rate * sign(mean(load) - load),
+// where the last dim is the experts'. Loads are compared times the experts, so that they are whole
+// numbers, and equal ones are.
+Value* balanced(Builder& builder, Value* bias, Value* load, double rate) {
+  Elem elem = bias->type.elem;
+  Type scalar{elem, {}};
+  const Dim experts = bias->type.dims.back();
+  Value* sum = builder.value(OpKind::Sum, {load}, load->type.without(experts.name), {}, "loads");
+  Value* scaled = builder.elementwise(
+      OpKind::Mul, {load, builder.constant(double(experts.size), scalar)}, "load");
+  Value* isBelow = builder.value(OpKind::Ge, {sum, scaled}, load->type);
+  Value* isAbove = builder.value(OpKind::Ge, {scaled, sum}, load->type);
+  Value* sign = builder.elementwise(OpKind::Sub, {isBelow, isAbove});
+  Value* step = builder.elementwise(OpKind::Mul, {sign, builder.constant(rate, scalar)});
+  return builder.elementwise(OpKind::Add, {bias, step}, "balanced");
 }
 
 }  // namespace
@@ -106,11 +123,13 @@ void optimizer(Module& module, Diagnostics& diags) {
   };
   Value* total = nullptr;
   for (Variable* weight : weights) {
+    if (weight->balance > 0) continue;
     builder.loc = weight->loc;
     Value* squares =
         builder.value(OpKind::SumSquares, {builder.read(gradients.lookup(weight))}, scalar);
     total = total ? ew(OpKind::Add, {total, squares}) : squares;
   }
+  if (!total) total = builder.constant(0, scalar);
   builder.loc = Loc();
   Value* norm = ew(OpKind::Sqrt, {total});
   norm->name = "norm";
@@ -137,6 +156,11 @@ void optimizer(Module& module, Diagnostics& diags) {
   bool isAdam = settings.word("optimizer") != "sgd";
   auto updateWeight = [&](Builder& builder, Variable* weight) {
     builder.loc = weight->loc;
+    if (weight->balance > 0) {
+      Value* bias = builder.read(weight);
+      Value* load = builder.read(gradients.lookup(weight));
+      return builder.write(weight, balanced(builder, bias, load, weight->balance));
+    }
     double decay = weight->decay ? settings.number("decay") : 0;
     Value* w = builder.read(weight);
     Value* g = builder.read(gradients.lookup(weight));

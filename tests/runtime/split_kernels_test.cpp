@@ -198,6 +198,24 @@ std::vector<Case> cases() {
        {"x 2, t 2", "t 3, d 2, x 2"},
        0,
        true},
+      {"route",
+       K::Route,
+       {"f[b 4/d, s 12/x.t, e 8]", "f[e 8]"},
+       {"i[b 4/d, s 12/x.t, k 2]", "f[b 4/d, s 12/x.t, k 2]", "f[e 8] partial(d.x.t)",
+        "f[e 8] partial(d.x.t)"},
+       {{"over", "e"}, {"top", int64_t{2}}, {"score", "sigmoid"}, {"normalise", int64_t{1}}},
+       {},
+       {"t 2", "d 2, x 2, t 3", "d 4"},
+       kRounding},
+      {"route_sequences",
+       K::Route,
+       {"f[s 12/t, b 4/d, e 8]"},
+       {"i[s 12/t, b 4/d, k 3]", "f[s 12/t, b 4/d, k 3]", "f[b 4/d, e 8] partial(t)",
+        "f[b 4/d, e 8] partial(t)"},
+       {{"over", "e"}, {"top", int64_t{3}}, {"score", "softmax"}, {"per", "sequence"}, {"seq", "s"}},
+       {},
+       {"t 2", "d 2, t 3", "d 4"},
+       kRounding},
       {"one_copy_integers",
        K::OneCopy,
        {"i[z 7]"},
@@ -335,6 +353,102 @@ TEST(SplitLoss, NothingAndNaN) {
   Array out = runOn({}, *bench.op, {{-INFINITY, -INFINITY, -INFINITY, NAN, NAN, NAN}})[0];
   EXPECT_EQ(out[0], -INFINITY);
   EXPECT_TRUE(std::isnan(out[1]));
+}
+
+struct Experts {
+  Type choice = parseType("i[b 3, s 10, k 2]", {}), gate = choice.withElem(Elem::F64);
+  Type x = parseType("f[b 3, s 10, m 4]", {}), offsets = parseType("i[bound 9]", {});
+  Type packed{Elem::F64, {{"e", 8}, {"slot", 60, "e"}, {"m", 4}}};
+  Attrs over = {{"over", "e"}};
+  Array row, bounds;
+
+  // Choices of experts 1 to 7, so that 0 has no rows; some are dropped.
+  Experts() {
+    Array chosen = randomValues(choice, "ids 7", 3), fit;
+    for (double& e : chosen) e = std::max(e, 0.0) + (e <= 0 ? 1 : 0);
+    for (size_t i = 0; i < chosen.size(); ++i) fit.push_back(i % 7 == 3 ? 0 : 1);
+    Bench pack(OpKind::Pack, {choice, gate}, {choice, offsets},
+               {{"experts", int64_t{8}}, {"choice", "k"}});
+    auto made = runOn({}, *pack.op, {chosen, fit});
+    row = made[0], bounds = made[1];
+  }
+  // The packed rows of a rank that holds a piece of the experts.
+  Type own(const Grid& grid) const {
+    Type type = packed;
+    type.dims[0] = splitDim(type.dims[0], grid.find("t"));
+    return type;
+  }
+  // Of all rows those of a rank, from 0 on, with zeros behind.
+  Array rowsOf(const Array& all, const Dim& experts, const Coordinates& rank) const {
+    Array mine(all.size(), 0.0);
+    size_t first = size_t(rank.offset(experts));
+    auto begin = all.begin() + 4 * long(bounds[first]);
+    auto end = all.begin() + 4 * long(bounds[first + size_t(experts.size)]);
+    std::copy(begin, end, mine.begin());
+    return mine;
+  }
+};
+
+// A rank packs the rows of its own experts, and what ranks give their tokens adds up to the whole.
+TEST(SplitExperts, EachRankPacksItsOwnRows) {
+  Experts e;
+  Array x = randomValues(e.x, "", 5), gate = randomValues(e.gate, "", 6);
+  Array rows = randomValues(e.packed, "", 7), dy = randomValues(e.x, "", 8);
+  ASSERT_EQ(e.bounds[1], 0);
+  ASSERT_EQ(std::count(e.row.begin(), e.row.end(), -1.0), 9);
+  auto run = [&](const Type& packed, const Coordinates& rank, const Array& own) {
+    Bench dispatch(OpKind::Dispatch, {e.x, e.choice, e.offsets}, {packed}, e.over);
+    Bench back(OpKind::DispatchGrad, {packed, e.choice, e.offsets}, {e.x}, e.over);
+    Bench combine(OpKind::Combine, {packed, e.gate, e.choice, e.offsets}, {e.x}, e.over);
+    Bench grad(OpKind::CombineGrad, {e.x, packed, e.gate, e.choice, e.offsets}, {packed, e.gate},
+               e.over);
+    std::vector<Array> out = runOn(rank, *dispatch.op, {x, e.row, e.bounds});
+    out.push_back(runOn(rank, *back.op, {own, e.row, e.bounds})[0]);
+    out.push_back(runOn(rank, *combine.op, {own, gate, e.row, e.bounds})[0]);
+    for (Array& made : runOn(rank, *grad.op, {dy, own, gate, e.row, e.bounds}))
+      out.push_back(std::move(made));
+    return out;  // t, dx, y, do, dgate
+  };
+  std::vector<Array> whole = run(e.packed, {}, rows);
+  for (const char* text : {"t 2", "t 8", "d 2, t 4"}) {
+    Grid grid = parseGrid(text);
+    Type own = e.own(grid);
+    std::vector<Array> sums(5);
+    for (int64_t r = 0; r < ranksOver(grid.find("t")); ++r) {
+      SCOPED_TRACE(testing::Message() << text << " rank " << r);
+      Coordinates rank(grid, r);
+      auto out = run(own, rank, e.rowsOf(rows, own.dims[0], rank));
+      for (size_t i : {0, 3}) EXPECT_EQ(out[i], e.rowsOf(whole[i], own.dims[0], rank));
+      for (size_t i : {1, 2, 4}) {
+        sums[i].resize(out[i].size());
+        for (size_t j = 0; j < out[i].size(); ++j) sums[i][j] += out[i][j];
+      }
+    }
+    expectEqual({sums[1], sums[2], sums[4]}, {whole[1], whole[2], whole[4]}, kRounding);
+  }
+}
+
+// Who is first in a sequence is a matter of positions, however they lie.
+TEST(SplitExperts, AdmitsByPosition) {
+  Type plain = parseType("i[b 2, s 16, k 2]", {}), zigzag = plain;
+  zigzag.dims[1].zigzag = 2;
+  auto admit = [](const Type& type, const Array& choice) {
+    Bench bench(OpKind::Admit, {type}, {type.withElem(Elem::F64)},
+                {{"capacity", 0.8}, {"experts", int64_t{4}}, {"seq", "s"}, {"choice", "k"}});
+    return runOn({}, *bench.op, {choice})[0];
+  };
+  Array choice = randomValues(plain, "ids 4", 9);
+  for (double& e : choice) e = std::max(e, 0.0);
+  auto lie = [](const Array& values) {  // blocks 0, 3, 1, 2 of 4 positions
+    Array moved;
+    for (size_t b : {0, 1})
+      for (size_t block : {0, 3, 1, 2})
+        for (size_t i = 0; i < 8; ++i) moved.push_back(values[b * 32 + block * 8 + i]);
+    return moved;
+  };
+  Array fit = admit(plain, choice);
+  EXPECT_NE(std::count(fit.begin(), fit.end(), 0.0), 0);
+  EXPECT_EQ(admit(zigzag, lie(choice)), lie(fit));
 }
 
 // Ranks that hold different groups of packed rows draw different masks.

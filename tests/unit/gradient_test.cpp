@@ -49,6 +49,13 @@ TEST_P(Gradient, MatchesFiniteDifferences) {
   Reference probe = reference;
   for (const auto& var : module->vars) {
     if (var->kind != VarKind::Gradient) continue;
+    // A bias of routing has the loads for a gradient: of 2 microbatches of 12 tokens, 2 choices each.
+    if (module->findVar(var->of)->balance > 0) {
+      const Array& load = reference.var(var->name);
+      for (size_t i = 0; i < load.size(); i += 4)
+        EXPECT_EQ(load[i] + load[i + 1] + load[i + 2] + load[i + 3], 48) << var->of;
+      continue;
+    }
     const Array& gradient = reference.var(var->name);
     Array& weight = probe.var(var->of);
     double largest = 1e-3, worst = 0;
@@ -64,6 +71,32 @@ TEST_P(Gradient, MatchesFiniteDifferences) {
     }
     EXPECT_LT(worst / largest, 2e-6) << var->of;
   }
+}
+
+// By Wang et al. 2024, algorithm 1: up where an expert has less than the mean load, down where it has
+// more, and still where it has just that.
+TEST(Balanced, ABiasMovesTowardsEvenLoads) {
+  auto module = test::parse(R"(module m model {
+  set clip = 1.0
+  set lr = 0.1
+  call @forward(0)
+  var @w : f32[a 3] weight init const(0.5)
+  var @grad.w : f32[a 3] gradient of @w
+  var @b : f32[layer 3, e 3] weight stack [layer] init const(2.0) balanced(0.25)
+  var @grad.b : f32[layer 3, e 3] gradient of @b stack [layer]
+  func @forward {
+  }
+})");
+  ASSERT_TRUE(module);
+  test::runAll(*module, {"optimizer"});
+  Reference reference(*module);
+  reference.var("step") = {1};
+  reference.var("grad.w") = {3, 0, 4};
+  // Means 2, 10/3 and 7: the last in loads that no third is a number for.
+  reference.var("grad.b") = {4, 0, 2, 3, 3, 4, 7, 7, 7};
+  reference.run(*module->findFunction("update"), {});
+  EXPECT_EQ(reference.var("b"), (Array{1.75, 2.25, 2, 2.25, 2.25, 1.75, 2, 2, 2}));
+  EXPECT_EQ(reference.var("grad_norm"), Array{5});
 }
 
 INSTANTIATE_TEST_SUITE_P(Builtins, Gradient, testing::ValuesIn(test::kModels),

@@ -192,6 +192,8 @@ inline const TinyModel kModels[] = {
                    "group_score = best2, scale = 2.5)", "dim expert = 8, ffn = 6"},
     {"moe_best_groups", "y[batch, seq, model] = moe(x, top = 2, groups = 4, kept = 3)",
      "dim expert = 4, ffn = 6"},
+    {"moe_layers_balanced", "repeat layer = 2 { x = x + moe(norm(x), top = 2, bias_rate = 0.01) } "
+                            "y[batch, seq, model] = x", "dim expert = 4, ffn = 6"},
     {"moe_z_loss", "y[batch, seq, model] = moe(x, top = 2, balance = 0, z = 0.1)",
      "dim expert = 4, ffn = 6"},
     {"moe_recomputed", "y[batch, seq, model] = moe(x, top = 2, capacity = 0.8, z = 0.05)",

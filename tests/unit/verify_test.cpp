@@ -19,6 +19,7 @@ constexpr const char* kVars = R"(
   var @scores : f32[s 5, t 6, e 4] weight init const(0.0)
   var @q : f32[s 5, t 6, h 4, w 2] weight init const(0.0)
   var @k : f32[s 5, t 6, g 3, w 2] weight init const(0.0)
+  var @bias : f32[e 4] weight init const(0.0) balanced(0.1)
   var @n : i32[] metric
 )";
 
@@ -84,6 +85,9 @@ TEST(Verify, NamesTheBrokenRule) {
       {"%s = read @scores : f32[s 5, t 6, e 4]\n %c, %g, %l, %h = route(%s) {over = e, top = 1, score = softmax, per = microbatch} : i32[s 5, t 6, choice 1], f32[s 5, t 6, choice 1], f32[e 4], f32[e 4]\n%f = admit(%c) {capacity = 0.5, experts = 4, seq = t, choice = choice} : f32[s 5, t 6, choice 1]\n"
        "%r, %o = pack(%c, %f) {experts = 4, choice = choice} : i32[s 5, t 6, choice 1], i32[bound 5]\n"
        "%x = const {value = 1.0} : f32[s 5, t 6, m 2]\n%t = dispatch(%x, %r, %o) {over = e} : f32[e 4, slot 19~e, m 2]", "the pack makes up to 20"},
+      {"%s = read @scores : f32[s 5, t 6, e 4]\n %b = read @bias : f32[e 4]\n"
+       "%y = mul(%s, %b) : f32[s 5, t 6, e 4]",
+       "'@bias' is balanced, but is used for more than a route's bias"},
       {"%q = read @q : f32[s 5, t 6, h 4, w 2]\n"
        "%r = rope(%q) {seq = t, by = w, style = spiral} : f32[s 5, t 6, h 4, w 2]", "unknown style"},
       {"%x = read @x : f32[a 2, b 4]\n %d = dropout(%x) {rate = 1.5} : f32[a 2, b 4]", "outside"},
