@@ -98,7 +98,7 @@ TEST(Session, EvalDerivesDocuments) {
     std::vector<TensorSource> tensors{{"tokens", whole, tokens.data()}};
     if (isGiven) tensors.insert(tensors.begin(), {"documents", whole, given.data()});
     std::string in = folder.write("in", ""), out = folder.write("out", "");
-    ASSERT_EQ(text(writeSafetensors(in, tensors)), "");
+    ASSERT_EQ(llvm::toString(writeSafetensors(in, tensors)), "");
     test::onGoodRanks(6, [&](Communicator& comm) -> llvm::Error {
       Coordinates rank(kGrid, comm.rank());
       auto device = makeCpuDevice(1, rank);

@@ -33,7 +33,10 @@ TEST(Planx, DocumentsReadBack) {
   printModule(*model, out);
   EXPECT_NE(out.str().find("input vocab 6 documents @tokens separator 3"), std::string::npos) << text;
   Planx planx;
-  planx.roles.push_back(cloneModule(*model));
+  Module& role = *planx.roles.emplace_back(cloneModule(*model));
+  role.level = Level::Rank;
+  role.arenaBytes = 256;
+  for (size_t i = 0; i < 2; ++i) role.vars[i]->place = Place{int64_t(128 * i), {}};
   planx.model = std::move(model);
   auto read = readPlanx(writePlanx(planx));
   ASSERT_TRUE(bool(read)) << llvm::toString(read.takeError());
