@@ -130,7 +130,8 @@ void Lowering::lower(const ast::InputDecl& decl, Loc) {
 }
 
 // What a variable says of the documents that it numbers; false: reported.
-bool Lowering::numbersDocuments(const ast::InputDecl& decl, llvm::ArrayRef<Dim> dims, Variable& var) {
+bool Lowering::numbersDocuments(const ast::InputDecl& decl, llvm::ArrayRef<Dim> dims,
+                                Variable& var) {
   const Item* tokens = findName(decl.of.text);
   auto separator = evalInteger(*decl.separator, "the separator of documents");
   if (tokens && tokens->kind == Item::Poison) return false;

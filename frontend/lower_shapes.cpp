@@ -106,8 +106,8 @@ Item Lowering::lowerAttend(BoundArgs& args) {
     }
     operands.append({ids, ids});
   }
-  Op* op = at(loc).create(OpKind::Attend, operands,
-                          {result, q.without(by.name).withElem(scalar_)}, attrs);
+  Op* op = at(loc).create(OpKind::Attend, operands, {result, q.without(by.name).withElem(scalar_)},
+                          attrs);
   return Item::tensor(op->result(0));
 }
 

@@ -115,15 +115,16 @@ llvm::Error Verifier::variable(const Variable& var) {
         // A stage has only the inputs that it reads.
         const Variable* other = module_.findVar(name);
         bool isElsewhere = !other && !module_.where.empty();
-        bool isTokens = other && other->kind == VarKind::Input && other->type == var.type &&
-                        (name == var.follows || (other->follows.empty() && other->documents.empty()));
+        bool isTokens =
+            other && other->kind == VarKind::Input && other->type == var.type &&
+            (name == var.follows || (other->follows.empty() && other->documents.empty()));
         if (!isElsewhere && !isTokens)
-          return broken((name == var.follows ? "it follows '" : "it numbers documents of '") + name +
-                        "', which is no input of its type");
+          return broken((name == var.follows ? "it follows '" : "it numbers documents of '") +
+                        name + "', which is no input of its type");
       }
       if (!var.documents.empty() && var.vocab < var.type.dims.back().all())
-        return broken("a sequence may have " + llvm::Twine(var.type.dims.back().all()) + " documents, not " +
-                      llvm::Twine(var.vocab));
+        return broken("a sequence may have " + llvm::Twine(var.type.dims.back().all()) +
+                      " documents, not " + llvm::Twine(var.vocab));
       break;
     case VarKind::Weight:
       if (!isFloat(var.type.elem)) return broken("a weight holds floating-point numbers");

@@ -73,7 +73,8 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
     for (const auto& var : program_.vars) {
       if (var->kind != VarKind::Input) continue;
       bool isGiven = in->tensors().count(var->wholeName()) != 0;
-      if (llvm::Error error = isGiven ? read(*var, interpreter_->data(*var)) : deriveDocuments(*var, *in))
+      if (llvm::Error error =
+              isGiven ? read(*var, interpreter_->data(*var)) : deriveDocuments(*var, *in))
         return error;
       if (llvm::Error error = checkTokens(*var))
         return fileError(tensors, llvm::toString(std::move(error)));

@@ -24,14 +24,19 @@ TEST(Planx, ReadsBack) {
 
 TEST(Planx, DocumentsReadBack) {
   Diagnostics diags;
-  auto model = parseModule(diags.addFile("t.ir", "module m model {\n"
-      "  var @tokens : i32[s 5, t 6] input vocab 7\n"
-      "  var @documents : i32[s 5, t 6] input vocab 6 documents @tokens separator 3\n}\n"), diags);
+  auto model = parseModule(
+      diags.addFile(
+          "t.ir",
+          "module m model {\n"
+          "  var @tokens : i32[s 5, t 6] input vocab 7\n"
+          "  var @documents : i32[s 5, t 6] input vocab 6 documents @tokens separator 3\n}\n"),
+      diags);
   ASSERT_TRUE(model) << test::messages(diags);
   std::string text;
   llvm::raw_string_ostream out(text);
   printModule(*model, out);
-  EXPECT_NE(out.str().find("input vocab 6 documents @tokens separator 3"), std::string::npos) << text;
+  EXPECT_NE(out.str().find("input vocab 6 documents @tokens separator 3"), std::string::npos)
+      << text;
   Planx planx;
   Module& role = *planx.roles.emplace_back(cloneModule(*model));
   role.level = Level::Rank;
