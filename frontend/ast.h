@@ -63,11 +63,12 @@ struct DimDecl {
   ExprPtr size;
 };
 
-// `input tokens[batch, seq] : token(vocab)`
+// `input tokens[batch, seq] : token(vocab)`, `input documents[batch, seq] : document(tokens, 10)`
 struct InputDecl {
   Ident name;
   std::vector<Ident> dims;
-  Ident vocab;
+  Ident of;           // the vocabulary, or the input whose documents are numbered
+  ExprPtr separator;  // that ends a document; null: tokens
 };
 
 // `init normal(0.02)`, `init ones`, `init zeros`, `init uniform(0.1)`, `init const(3)`

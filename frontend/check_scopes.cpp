@@ -37,7 +37,8 @@ void PlanChecker::cutAxis(PlanAxis& axis, const std::vector<const ast::Target*>&
     if (level == nullptr) {
       level = &target->scope;
     } else if (level->text != target->scope.text) {
-      diags_.report(target->scope.loc, Diag::ScopeLevels, axis.name, level->text, target->scope.text)
+      diags_
+          .report(target->scope.loc, Diag::ScopeLevels, axis.name, level->text, target->scope.text)
           .note(level->loc, Diag::GivenHere, level->text);
       return;
     }

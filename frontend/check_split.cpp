@@ -26,7 +26,8 @@ constexpr SplitMethod kMethods[] = {
     {"gather", MethodKind::Any, ""},
     {"ring", MethodKind::Attended, kOrders},
     {"heads", MethodKind::Attended, ""},
-    {"dispatch", MethodKind::Experts, "one number from 1: how many times its even share of the rows a rank has room for"},
+    {"dispatch", MethodKind::Experts,
+     "one number from 1: how many times its even share of the rows a rank has room for"},
     {"gpipe", MethodKind::Repeat, ""},
     {"one_f_one_b", MethodKind::Repeat, ""},
     {"interleaved", MethodKind::Repeat, "one whole number from 2, the chunks of a rank"},
@@ -128,7 +129,8 @@ void PlanChecker::check(const ast::Split& split, Loc) {
     if (other != nullptr)
       diags_.report(target.method.loc, Diag::ScopesOverlap, target.axis.text)
           .note(other->method.loc, Diag::GivenHere, other->method.text)
-          .suggest("as in: by " + other->method.text + " within LEVEL, " + target.method.text + " across");
+          .suggest("as in: by " + other->method.text + " within LEVEL, " + target.method.text +
+                   " across");
     else targets.push_back(&target);
   }
   for (const ast::Ident& dim : split.dims) {
@@ -165,7 +167,8 @@ void PlanChecker::checkMethod(const ast::Ident& dim, const DimInfo& info,
     diags_.report(target.stages.front().loc, Diag::StagesNotPipeline, dim.text);
   if (!target.scope.text.empty() && (info.uses & kIterations) != 0)
     diags_.report(target.scope.loc, Diag::MethodWrongDim,
-                  reachOf(target) == Reach::Across ? "across" : "within", "dims of tensors", dim.text);
+                  reachOf(target) == Reach::Across ? "across" : "within", "dims of tensors",
+                  dim.text);
   const ast::Ident& name = target.method;
   if (name.text.empty()) return;
   const SplitMethod* method = findMethod(name.text);
@@ -180,8 +183,8 @@ void PlanChecker::checkMethod(const ast::Ident& dim, const DimInfo& info,
     llvm::StringRef what = method->kind == MethodKind::Repeat     ? "the dim of a 'repeat'"
                            : method->kind == MethodKind::Attended ? "a dim that 'attend' goes over"
                            : method->kind == MethodKind::Experts  ? "a dim that 'route' goes over"
-                           : (info.uses & kRouted) != 0           ? "dims of tensors that are no experts"
-                                                                  : "dims of tensors";
+                           : (info.uses & kRouted) != 0 ? "dims of tensors that are no experts"
+                                                        : "dims of tensors";
     std::vector<std::string> names;
     for (const SplitMethod& m : kMethods)
       if (canSplit(m, info)) names.push_back(m.name.str());
@@ -190,12 +193,12 @@ void PlanChecker::checkMethod(const ast::Ident& dim, const DimInfo& info,
     return;
   }
   if (!argsFit(*method, info, target))
-    diags_.report(target.path.loc.known() ? target.path.loc
-                  : target.args.empty()   ? name.loc
-                                          : target.args.front()->loc,
-                  Diag::MethodArgs, name.text,
-                  argsOf(*method, info).empty() ? llvm::StringRef("no arguments")
-                                                : argsOf(*method, info));
+    diags_.report(
+        target.path.loc.known() ? target.path.loc
+        : target.args.empty()   ? name.loc
+                                : target.args.front()->loc,
+        Diag::MethodArgs, name.text,
+        argsOf(*method, info).empty() ? llvm::StringRef("no arguments") : argsOf(*method, info));
 }
 
 // ---- Sizes
@@ -246,8 +249,9 @@ void PlanChecker::checkOrders(const ast::Ident& dim, const DimInfo& info,
   });
   for (size_t i = 1; i < nested.size(); ++i)
     if (isZigzag(*nested[i], info) && !isZigzag(*nested[0], info)) {
-      diags_.report(nested[i]->axis.loc, Diag::ZigzagInside, dim.text, nested[i]->axis.text,
-                    nested[0]->axis.text)
+      diags_
+          .report(nested[i]->axis.loc, Diag::ZigzagInside, dim.text, nested[i]->axis.text,
+                  nested[0]->axis.text)
           .suggest("say " + methodOf(*nested[i], info).str() + "(contiguous)");
       return;
     }
@@ -258,18 +262,20 @@ void PlanChecker::addSplits(const ast::Ident& dim, const DimInfo& info,
                             const std::vector<const ast::Target*>& targets) {
   std::vector<Split> splits;
   for (const ast::Target* target : targets) {
-    std::string how = methodOf(*target, info).str(), order = isZigzag(*target, info) ? "zigzag" : "";
+    std::string how = methodOf(*target, info).str(),
+                order = isZigzag(*target, info) ? "zigzag" : "";
     Words axes = partsOf(*axisNamed(target->axis.text), reachOf(*target));
     if (axes.empty()) continue;
     auto at = llvm::find_if(
         splits, [&](const Split& split) { return split.how == how && split.order == order; });
     if (at == splits.end())
-      at = splits.insert(at, {.dim = dim.text, .axes = {}, .how = how, .order = order, .loc = dim.loc});
+      at = splits.insert(at,
+                         {.dim = dim.text, .axes = {}, .how = how, .order = order, .loc = dim.loc});
     at->axes.insert(at->axes.end(), axes.begin(), axes.end());
     at->room = std::max(at->room, roomOf(*target).value_or(0));
   }
-  llvm::stable_sort(
-      splits, [](const Split& a, const Split& b) { return nesting(a.how) < nesting(b.how); });
+  llvm::stable_sort(splits,
+                    [](const Split& a, const Split& b) { return nesting(a.how) < nesting(b.how); });
   settings_.splits.insert(settings_.splits.end(), splits.begin(), splits.end());
 }
 
@@ -285,9 +291,8 @@ void PlanChecker::addHeads(const ast::Ident& dim, const DimInfo& info,
 // Heads are cut by their own splits, and inside of attention further over the axes of `heads`.
 void PlanChecker::cutHeads() {
   auto find = [&](llvm::StringRef head, const ast::Ident* attended) {
-    return llvm::find_if(cuts_, [&](const Cut& cut) {
-      return cut.dim->text == head && cut.attended == attended;
-    });
+    return llvm::find_if(
+        cuts_, [&](const Cut& cut) { return cut.dim->text == head && cut.attended == attended; });
   };
   for (const HeadCut& more : headCuts_)
     for (const std::string& head : more.info->heads) {
@@ -320,9 +325,10 @@ void PlanChecker::checkCuts() {
     if (!size) continue;
     std::vector<std::string> parts;
     for (const Cut::Part& part : cut.parts)
-      parts.push_back(quoted(part.axis->name) + " (" +
-                      (part.ranks() < part.axis->size ? std::to_string(part.ranks()) + " of " : "") +
-                      rankText(*part.axis) + (part.isZigzag ? ", 2 zigzag blocks each)" : ")"));
+      parts.push_back(
+          quoted(part.axis->name) + " (" +
+          (part.ranks() < part.axis->size ? std::to_string(part.ranks()) + " of " : "") +
+          rankText(*part.axis) + (part.isZigzag ? ", 2 zigzag blocks each)" : ")"));
     std::string axes = llvm::join(parts, " x ");
     Loc loc = cut.dim->loc;
     llvm::StringRef dim = cut.dim->text;

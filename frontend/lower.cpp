@@ -91,7 +91,8 @@ void Lowering::lower(const ast::InputDecl& decl, Loc) {
   item.loc = decl.name.loc;
   item.fresh = false;
   auto dims = resolveDims(decl.dims);
-  std::optional<Dim> vocab = dimNamed(decl.vocab);
+  std::optional<Dim> vocab;
+  if (!decl.separator) vocab = dimNamed(decl.of);
   if (const Item* seen = findName(decl.name.text)) {
     error(decl.name.loc, Diag::NameTwice, decl.name.text)
         .note(seen->loc, Diag::DeclaredHere, decl.name.text);
@@ -102,10 +103,15 @@ void Lowering::lower(const ast::InputDecl& decl, Loc) {
         .suggest("an input has a dim of samples first and one of positions last: [batch, seq]");
     dims = std::nullopt;
   }
+  Variable var;
+  if (dims && decl.separator) {
+    // A sequence has at most as many documents as positions.
+    if (numbersDocuments(decl, *dims, var)) vocab = dims->back();
+  } else if (vocab) {
+    noteUse(vocab->name, kTokens);
+  }
   if (dims && vocab) {
     for (const Dim& dim : *dims) noteUse(dim.name, &dim == dims->begin() ? kSamples : kPositions);
-    noteUse(vocab->name, kTokens);
-    Variable var;
     var.name = decl.name.text;
     var.kind = VarKind::Input;
     var.type = {Elem::I32, *dims};
@@ -122,6 +128,30 @@ void Lowering::lower(const ast::InputDecl& decl, Loc) {
     }
   }
   scope().names[decl.name.text] = item;
+}
+
+// What a variable says of the documents that it numbers; false: reported.
+bool Lowering::numbersDocuments(const ast::InputDecl& decl, llvm::ArrayRef<Dim> dims,
+                                Variable& var) {
+  const Item* tokens = findName(decl.of.text);
+  auto separator = evalInteger(*decl.separator, "the separator of documents");
+  if (tokens && tokens->kind == Item::Poison) return false;
+  if (!tokens || tokens->kind != Item::Input || !tokens->var->documents.empty() ||
+      llvm::ArrayRef<Dim>(tokens->var->slice(tokens->var->stack).dims) != dims) {
+    Diagnostic& message = error(decl.of.loc, Diag::DocumentsOf, decl.name.text, decl.of.text);
+    if (tokens) message.note(tokens->loc, Diag::DeclaredHere, decl.of.text);
+    message.suggest("declare it before: input " + decl.of.text + dimList(dims) + " : token(vocab)");
+    return false;
+  }
+  if (!separator) return false;
+  if (*separator < 0 || *separator >= tokens->var->vocab) {
+    error(decl.separator->loc, Diag::NumberRange, "separator",
+          "at least 0 and below " + std::to_string(tokens->var->vocab), *separator);
+    return false;
+  }
+  var.documents = tokens->var->name;
+  var.separator = *separator;
+  return true;
 }
 
 static std::optional<Init> initOf(const ast::InitSpec& spec, std::optional<double> value) {

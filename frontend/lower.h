@@ -120,6 +120,7 @@ class Lowering {
   void lowerBody(const std::vector<ast::Stmt>& body, bool isLoop);
   void lower(const ast::DimDecl& decl, Loc loc);
   void lower(const ast::InputDecl& decl, Loc loc);
+  bool numbersDocuments(const ast::InputDecl& decl, llvm::ArrayRef<Dim> dims, Variable& var);
   bool isReserved(llvm::StringRef name, Loc loc);
   void lower(const ast::WeightDecl& decl, Loc loc);
   void lower(const ast::Assign& assign, Loc loc);

@@ -13,7 +13,7 @@ namespace planc::lowering {
 
 namespace {
 
-enum class Takes { Tensor, Route, Balanced, Number, Integer, DimName, Flag, Word };
+enum class Takes { Tensor, Route, Balanced, Documents, Number, Integer, DimName, Flag, Word };
 // What of the statement's wanted dims an operand should have: nothing is known, the same as the
 // result, or the result's and `over`.
 enum class Shape { None, Same, Reduced };
@@ -109,7 +109,8 @@ const std::vector<Builtin>& Builtin::table() {
         {"window", T::Integer, 0, 0},
         {"scale", T::Number, 0, 0},
         {"over", T::DimName, kNone, 0, 0, "seq"},
-        {"by", T::DimName, kNone, 0, 0, "width"}},
+        {"by", T::DimName, kNone, 0, 0, "width"},
+        {"documents", T::Documents}},
        [](Lowering& l, BoundArgs& a) { return l.lowerAttend(a); }},
       {"dropout",
        Shape::Same,
@@ -202,6 +203,21 @@ Item Lowering::callBuiltin(const Builtin& builtin, const ast::Expr& call, const 
           wrong(value->loc, Diag::NotBalanced, param.name)
               .suggest("declare it: weight bias [expert] init zeros balanced(0.001)");
         good &= isBalanced;
+        break;
+      }
+      case Takes::Documents: {
+        bool isName = value && value->kind == ast::ExprKind::Name;
+        const Item* named = isName ? findName(value->text) : nullptr;
+        if (!value || (named ? named->kind == Item::Word && named->word == "none"
+                             : isName && value->text == "none"))
+          break;
+        Item item = eval(*value, {});
+        bool fits = item.kind == Item::Input && !item.var->documents.empty();
+        if (fits) bound.item = item;
+        else if (item.kind != Item::Poison)
+          wrong(value->loc, Diag::NotDocuments, builtin.name)
+              .suggest("declare them: input documents[batch, seq] : document(tokens, SEPARATOR)");
+        good &= fits;
         break;
       }
       case Takes::Number:

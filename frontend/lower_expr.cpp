@@ -482,7 +482,7 @@ Item Lowering::evalLookup(const ast::Expr& expr, const Wanted& wanted) {
   Item table = evalName(name);
   Item ids = eval(*expr.args[0].value, {});
   if (table.kind == Item::Poison || ids.kind == Item::Poison) return poison();
-  if (ids.kind != Item::Input) {
+  if (ids.kind != Item::Input || !ids.var->documents.empty()) {
     error(expr.args[0].value->loc, Diag::LookupIds, expr.text)
         .suggest("an input declared as token(...) indexes a table");
     return poison();

@@ -310,7 +310,10 @@ Item Lowering::callModule(const ast::Module& module, const ast::Expr& call) {
     Item item;
     if (param.kind == ast::Param::Number) {
       bool words = param.fallback && param.fallback->kind == ast::ExprKind::Name;
-      if (auto found = evalStatic(value, words)) item = *found;
+      const Item* named = value.kind == ast::ExprKind::Name ? findName(value.text) : nullptr;
+      // An input where a word may stand for none.
+      if (words && named && named->kind == Item::Input) item = *named;
+      else if (auto found = evalStatic(value, words)) item = *found;
       else good = false;
     } else {
       item = eval(value, wanted[i]);

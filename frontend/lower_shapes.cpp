@@ -91,8 +91,23 @@ Item Lowering::lowerAttend(BoundArgs& args) {
   if (args[3].number != 0) attrs.set("causal", int64_t{1});
   if (args[4].number > 0) attrs.set("window", int64_t(args[4].number));
   attrs.set("scale", args[5].number > 0 ? args[5].number : 1 / std::sqrt(double(by.size)));
-  Op* op = at(loc).create(OpKind::Attend, {args.tensor(0), args.tensor(1), args.tensor(2)},
-                          {result, q.without(by.name).withElem(scalar_)}, attrs);
+  llvm::SmallVector<Value*, 5> operands{args.tensor(0), args.tensor(1), args.tensor(2)};
+  if (Variable* documents = args[8].item.var) {
+    // Of the queries and of the keys.
+    Value* ids = readVar(documents, args[8].loc);
+    for (const Dim& dim : ids->type.dims)
+      if (!q.has(dim.name)) {
+        error(args[8].loc, Diag::LacksDim, "attend", dim.name, dimList(q.dims));
+        return poison();
+      }
+    if (!ids->type.has(seq.name)) {
+      error(args[8].loc, Diag::LacksDim, "attend", seq.name, dimList(ids->type.dims));
+      return poison();
+    }
+    operands.append({ids, ids});
+  }
+  Op* op = at(loc).create(OpKind::Attend, operands, {result, q.without(by.name).withElem(scalar_)},
+                          attrs);
   return Item::tensor(op->result(0));
 }
 
@@ -214,7 +229,7 @@ Value* Lowering::lowerCrossEntropy(const ast::Expr& call) {
     scale = *number;
   }
   if (logits.kind == Item::Poison || targets.kind == Item::Poison) return nullptr;
-  if (targets.kind != Item::Input) {
+  if (targets.kind != Item::Input || !targets.var->documents.empty()) {
     error(args[1]->value->loc, Diag::TargetsInput)
         .suggest("declare them: input targets[batch, seq] : token(vocab)");
     return nullptr;
@@ -243,7 +258,7 @@ Value* Lowering::lowerCrossEntropy(const ast::Expr& call) {
   }
   if (targets.var->follows.empty()) {
     for (const auto& var : module_.vars)
-      if (var->kind == VarKind::Input && var.get() != targets.var) {
+      if (var->kind == VarKind::Input && var.get() != targets.var && var->documents.empty()) {
         targets.var->follows = var->name;
         break;
       }
@@ -253,6 +268,13 @@ Value* Lowering::lowerCrossEntropy(const ast::Expr& call) {
       return nullptr;
     }
   }
+  for (const auto& var : module_.vars)
+    if (var->documents == targets.var->name) {
+      error(args[1]->value->loc, Diag::DocumentsOfTargets, var->name, targets.var->name)
+          .note(var->loc, Diag::DeclaredHere, var->name)
+          .suggest("number those of '" + targets.var->follows + "'");
+      return nullptr;
+    }
   Value* count = readVar(countOf(targets.var), call.loc);
   Op* op = at(call.loc).create(OpKind::CrossEntropy, {logits.value, ids, count},
                                {Type{scalar_, {}}, type.without(vocab).withElem(scalar_)},

@@ -535,7 +535,9 @@ class AstBuilder {
         out.push_back({loc(d), ast::DimDecl{ident(d->ident()), wholeExpr(d->expr())}});
     } else if (auto* c = ctx->inputStatement()) {
       auto names = idents(c->ident());
-      ast::InputDecl input{names.front(), {names.begin() + 1, names.end() - 1}, names.back()};
+      ast::InputDecl input{
+          names.front(), {names.begin() + 1, names.end() - 1}, names.back(), nullptr};
+      if (c->expr()) input.separator = wholeExpr(c->expr());
       out.push_back({at, std::move(input)});
     } else if (auto* c = ctx->weightStatement()) {
       out.push_back({at, weight(c)});

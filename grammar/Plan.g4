@@ -46,8 +46,9 @@ statement : dimStatement | inputStatement | weightStatement | repeatStatement | 
 
 dimStatement : 'dim' dimItem (',' dimItem)* ;                   // dim head = 8, kv = 4
 dimItem : ident '=' expr ;
-// input tokens[batch, seq] : token(vocab)
-inputStatement : 'input' ident '[' (ident (',' ident)*)? ']' ':' 'token' '(' ident ')' ;
+// input tokens[batch, seq] : token(vocab)     input documents[batch, seq] : document(tokens, 10)
+inputStatement : 'input' ident '[' (ident (',' ident)*)? ']' ':'
+                 ('token' '(' ident ')' | 'document' '(' ident ',' expr ')') ;
 // weight gate, up [model, ffn] init normal(0.02) no decay
 weightStatement : 'weight' ident (',' ident)* '[' dimList? ']' initClause?
                   (decayClause | balancedClause)? ;
@@ -106,7 +107,7 @@ quantity : '-'? NUMBER ({isUnit()}? IDENT ('/' IDENT)?)? ;      // 450 GB/s
 // weight, repeat, if, else and return.
 ident : IDENT | 'model' | word ;
 assignName : IDENT | word ;  // without 'model': a missing `}` shows at the next model
-word : 'of' | 'on' | 'token' | 'init' | 'no' | 'decay' | 'balanced' | 'loss' | 'grid' | 'auto' | 'split' | 'over'
+word : 'of' | 'on' | 'token' | 'document' | 'init' | 'no' | 'decay' | 'balanced' | 'loss' | 'grid' | 'auto' | 'split' | 'over'
      | 'by' | 'stages' | 'within' | 'across' | 'shard' | 'place' | 'microbatches' | 'precision'
      | 'recompute' | 'optimizer' | 'seed' ;
 

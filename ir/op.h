@@ -177,6 +177,10 @@ struct Variable {
   double balance = 0;
   int64_t vocab = 0;    // inputs: tokens are < vocab
   std::string follows;  // inputs: holds the token after each one of this input; else empty
+  // Inputs: the number, in its sequence, of the document that a token of this input lies in; else empty.
+  // A document ends with token `separator`.
+  std::string documents;
+  int64_t separator = 0;
   bool output = false;  // slots: `planrun eval` writes it
   // Slots: how many microbatches hold one at once; microbatch m uses number m modulo `flights`.
   int64_t flights = 1;

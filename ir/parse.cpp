@@ -563,6 +563,10 @@ bool Reader::variable(Module& module) {
       if (!integer(var.vocab)) return false;
     } else if (acceptWord("follows")) {
       if (!symbol(var.follows)) return false;
+    } else if (acceptWord("documents")) {
+      if (!symbol(var.documents)) return false;
+      if (!acceptWord("separator")) return fail("'separator'");
+      if (!integer(var.separator)) return false;
     } else if (acceptWord("output")) {
       var.output = true;
     } else if (acceptWord("flights")) {

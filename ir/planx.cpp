@@ -132,6 +132,8 @@ void Encoder::variable(const Variable& var) {
   real(var.balance);
   integer(var.vocab);
   string(var.follows);
+  string(var.documents);
+  integer(var.separator);
   number(var.output);
   integer(var.flights);
   number(var.piece ? 1 : 0);
@@ -371,6 +373,8 @@ void Decoder::variable(Module& module) {
   var.balance = real();
   var.vocab = integer();
   var.follows = string();
+  var.documents = string();
+  var.separator = integer();
   var.output = below(2) != 0;
   var.flights = integer();
   if (below(2)) {
@@ -536,7 +540,8 @@ static llvm::Error checkVariables(const Module& model, const Module& program) {
     if (var->kind != VarKind::Input && var->kind != VarKind::Weight) continue;
     const Variable* of = model.findVar(var->wholeName());
     if (!of || of->kind != var->kind || of->type.dims != var->wholeType().dims ||
-        of->vocab != var->vocab || of->follows != var->follows)
+        of->vocab != var->vocab || of->follows != var->follows ||
+        of->documents != var->documents || of->separator != var->separator)
       return broken("the program's '" + var->name + "' is not the model's");
   }
   return llvm::Error::success();

@@ -207,6 +207,8 @@ void Printer::variable(const Variable& var) {
   }
   if (var.kind == VarKind::Input) out_ << " vocab " << var.vocab;
   if (!var.follows.empty()) out_ << " follows @" << var.follows;
+  if (!var.documents.empty())
+    out_ << " documents @" << var.documents << " separator " << var.separator;
   if (var.output) out_ << " output";
   if (var.flights > 1) out_ << " flights " << var.flights;
   if (var.piece)

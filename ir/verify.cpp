@@ -113,13 +113,21 @@ llvm::Error Verifier::variable(const Variable& var) {
       if (var.vocab < 1) return broken("an input needs a vocab");
       if (var.type.dims.size() != var.stack.size() + 2)
         return broken("an input has two dims: samples and positions");
-      if (!var.follows.empty()) {
+      for (const std::string& name : {var.follows, var.documents}) {
+        if (name.empty()) continue;
         // A stage has only the inputs that it reads.
-        const Variable* other = module_.findVar(var.follows);
+        const Variable* other = module_.findVar(name);
         bool isElsewhere = !other && !module_.where.empty();
-        if (!isElsewhere && (!other || other->kind != VarKind::Input || other->type != var.type))
-          return broken("it follows '" + var.follows + "', which is no input of its type");
+        bool isTokens =
+            other && other->kind == VarKind::Input && other->type == var.type &&
+            (name == var.follows || (other->follows.empty() && other->documents.empty()));
+        if (!isElsewhere && !isTokens)
+          return broken((name == var.follows ? "it follows '" : "it numbers documents of '") +
+                        name + "', which is no input of its type");
       }
+      if (!var.documents.empty() && var.vocab < var.type.dims.back().all())
+        return broken("a sequence may have " + llvm::Twine(var.type.dims.back().all()) +
+                      " documents, not " + llvm::Twine(var.vocab));
       break;
     case VarKind::Weight:
       if (!isFloat(var.type.elem)) return broken("a weight holds floating-point numbers");

@@ -750,7 +750,8 @@ Error Shapes::rowCounts() const {
   if (in(0).size() != 1 || in(0)[0].isSplit() || in(0)[0].size != experts.all() + 1)
     return broken("offsets have dims " + list(in(0)) + " for " + Twine(experts.all()) + " experts");
   if (experts.isPadded()) return broken("its experts are cut into unequal pieces");
-  if (out().size() == 2 && out()[0] != splitDim({out()[0].name, ranksOver(out()[0].axes)}, out()[0].axes))
+  if (out().size() == 2 &&
+      out()[0] != splitDim({out()[0].name, ranksOver(out()[0].axes)}, out()[0].axes))
     return broken("'" + out()[0].name + "' has not one element a rank");
   return Error::success();
 }

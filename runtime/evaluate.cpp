@@ -21,7 +21,7 @@ llvm::Error checkNames(const SafetensorsFile& in, const Roles& roles) {
   }
   for (const ModelVariable& var : roles.variables())
     if ((var.kind == VarKind::Weight || var.kind == VarKind::Input) &&
-        !in.tensors().count(var.name))
+        !in.tensors().count(var.name) && var.parts.front().var->documents.empty())
       return fileError(in.path(), "it lacks '" + var.name + "' " + var.type.str());
   return llvm::Error::success();
 }
@@ -43,6 +43,25 @@ llvm::Error Session::checkTokens(const Variable& input) const {
   });
 }
 
+// From the tokens of this rank's sequences, which are numbered from their first positions on.
+llvm::Error Session::deriveDocuments(const Variable& var, const SafetensorsFile& in) {
+  Type sequences = var.type;
+  const Dim& mine = var.type.dims.back();
+  sequences.dims.back() = {mine.name, mine.all()};
+  std::vector<int32_t> tokens(size_t(sequences.elements()));
+  if (llvm::Error error = in.read(var.documents, sequences, tokens.data(), here_)) return error;
+  auto* into = reinterpret_cast<int32_t*>(interpreter_->data(var));
+  for (llvm::MutableArrayRef<int32_t> rest = tokens; !rest.empty();) {
+    llvm::MutableArrayRef<int32_t> sequence = rest.take_front(size_t(mine.all()));
+    rest = rest.drop_front(sequence.size());
+    numberDocuments(sequence, var.separator);
+    for (const Segment& segment : here_.segments(mine))
+      std::copy_n(sequence.begin() + segment.first, segment.count, into + segment.at);
+    into += mine.size;
+  }
+  return llvm::Error::success();
+}
+
 llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
   auto in = SafetensorsFile::open(tensors, comm_);
   if (!in) return in.takeError();
@@ -53,7 +72,10 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
     };
     for (const auto& var : program_.vars) {
       if (var->kind != VarKind::Input) continue;
-      if (llvm::Error error = read(*var, interpreter_->data(*var))) return error;
+      bool isGiven = in->tensors().count(var->wholeName()) != 0;
+      if (llvm::Error error =
+              isGiven ? read(*var, interpreter_->data(*var)) : deriveDocuments(*var, *in))
+        return error;
       if (llvm::Error error = checkTokens(*var))
         return fileError(tensors, llvm::toString(std::move(error)));
     }

@@ -59,8 +59,9 @@ llvm::Error RowExchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<vo
                     llvm::any_of(own_, [](int32_t n) { return n < 0; });
   if (isNegative || leaving > held_)
     return llvm::createStringError(llvm::inconvertibleErrorCode(),
-                                   "the counts say that " + llvm::Twine(leaving) + " rows leave, of " +
-                                       llvm::Twine(held_) + " that there can be");
+                                   "the counts say that " + llvm::Twine(leaving) +
+                                       " rows leave, of " + llvm::Twine(held_) +
+                                       " that there can be");
   if (arriving_ > room_)
     return llvm::createStringError(
         llvm::inconvertibleErrorCode(),

@@ -17,7 +17,8 @@ class RowExchange {
 
   // Reads the counts; the message is this object's until `finish`. An error, which no other rank knows
   // of: more rows come than the result has room for.
-  llvm::Error start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results, Message& message);
+  llvm::Error start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results,
+                    Message& message);
   // When the message is complete.
   void finish(llvm::ArrayRef<void*> results);
 
@@ -27,8 +28,8 @@ class RowExchange {
   Device& device_;
   Elem elem_;
   bool isHome_;
-  int64_t width_, bytes_;  // of a row: elements, and their bytes
-  int64_t held_, room_;    // rows that the operand and the result can hold
+  int64_t width_, bytes_;    // of a row: elements, and their bytes
+  int64_t held_, room_;      // rows that the operand and the result can hold
   int64_t ranks_, experts_;  // experts: of each rank
   // Rows by expert of the tokens' side, all ranks' experts in order; and of the experts' side, by rank
   // and own expert.

@@ -157,6 +157,7 @@ llvm::Error Session::fillInputs(const TokenFile& data) {
         // Samples in order of step, microbatch and place in the batch: no grid changes it.
         uint64_t index = uint64_t(step_) * uint64_t(samples) + uint64_t(sample + i);
         if (llvm::Error error = data.sample(seed_, index, window_)) return error;
+        if (!var->documents.empty()) numberDocuments(window_, var->separator);
         for (const Segment& segment : positions)
           memcpy(into + ((row + i) * seq.size + segment.at) * 4,
                  window_.data() + segment.first + ahead, size_t(segment.count) * 4);
@@ -258,7 +259,8 @@ std::vector<RankPiece> Session::piecesOf(const ModelVariable& var) const {
 
 int64_t Session::tokensPerStep() const {
   for (const ModelVariable& var : roles_.variables())
-    if (var.kind == VarKind::Input && var.parts.front().var->follows.empty())
+    if (var.kind == VarKind::Input && var.parts.front().var->follows.empty() &&
+        var.parts.front().var->documents.empty())
       return var.type.elements();
   return 0;
 }
@@ -273,7 +275,8 @@ int64_t Session::positions() const {
 int64_t Session::vocab() const {
   int64_t least = INT64_MAX;
   for (const ModelVariable& var : roles_.variables())
-    if (var.kind == VarKind::Input) least = std::min(least, var.parts.front().var->vocab);
+    if (var.kind == VarKind::Input && var.parts.front().var->documents.empty())
+      least = std::min(least, var.parts.front().var->vocab);
   return least;
 }
 

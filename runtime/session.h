@@ -72,6 +72,7 @@ class Session {
   void zeroMoments();
   llvm::Error fillInputs(const TokenFile& data);
   llvm::Error checkTokens(const Variable& input) const;
+  llvm::Error deriveDocuments(const Variable& input, const SafetensorsFile& in);
   llvm::Error runSchedule(bool update);
   llvm::Expected<double> metric(llvm::StringRef name) const;
   void takeOutputs(const Call& call);

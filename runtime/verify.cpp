@@ -280,6 +280,12 @@ void Verifier::setInputs(int64_t step) {
     uint64_t key = randomKey(uint64_t(step), var->name);
     int64_t elements = var->type.elements(), positions = var->type.dims.back().size;
     for (int64_t i = 0; i < elements; ++i) {
+      // Documents are some positions long.
+      if (!var->documents.empty()) {
+        bool isNext = i % positions > 0 && uniformAt(key, uint64_t(i)) > 0.7;
+        tokens[i] = i % positions == 0 ? 0 : tokens[i - 1] + isNext;
+        continue;
+      }
       double token = (uniformAt(key, uint64_t(2 * i)) + 1) / 2;
       double chance = (uniformAt(key, uint64_t(2 * i + 1)) + 1) / 2;
       double late = double(i % positions) / double(positions) + double(i) / double(elements);

@@ -161,6 +161,15 @@ llvm::Error TokenFile::sample(uint64_t seed, uint64_t index,
   return read(windowOffset(seed, index, size_, int64_t(window.size()) - 1), window);
 }
 
+void numberDocuments(llvm::MutableArrayRef<int32_t> tokens, int64_t separator) {
+  int32_t document = 0;
+  for (int32_t& token : tokens) {
+    bool isLast = token == separator;
+    token = document;
+    document += isLast;
+  }
+}
+
 int64_t windowOffset(uint64_t seed, uint64_t index, int64_t tokens, int64_t seq) {
   Philox p = philox(randomKey(seed, "data"), 0, index);
   uint64_t random = uint64_t(p.word[1]) << 32 | p.word[0];

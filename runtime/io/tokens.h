@@ -41,6 +41,9 @@ class TokenFile {
   bool signed_ = false;
 };
 
+// Instead of a sequence's tokens, each one's document by number from 0: one ends with a `separator`.
+void numberDocuments(llvm::MutableArrayRef<int32_t> tokens, int64_t separator);
+
 // Where a sample's window of seq + 1 tokens starts in a file of `tokens` > seq tokens.
 int64_t windowOffset(uint64_t seed, uint64_t index, int64_t tokens, int64_t seq);
 

@@ -349,10 +349,10 @@ TEST(Exchange, RefusesWhatHasNoEqualPieces) {
 // Tokens' rows of each rank go to their experts' ranks and home again.
 struct Routed {
   Grid grid;
-  Words axes;            // that the experts are cut over
-  Words outer = {};      // that they are cut over on both sides
-  int64_t experts = 2;   // of each rank
-  int64_t room = 0;      // for rows of a rank's own experts; 0: for all that could come
+  Words axes;           // that the experts are cut over
+  Words outer = {};     // that they are cut over on both sides
+  int64_t experts = 2;  // of each rank
+  int64_t room = 0;     // for rows of a rank's own experts; 0: for all that could come
   Elem elem = Elem::F32;
   static constexpr int64_t kRows = 9, kWidth = 3;  // of each rank
 
@@ -385,7 +385,8 @@ void build(const Routed& c, bool isApart, Module& module) {
   auto rows = [&](const Words& expertAxes, int64_t slotSize, const Words& slotAxes) {
     Dim slot = dim(c.grid, "slot", slotSize, slotAxes);
     slot.over = "expert";
-    return Type{c.elem, {dim(c.grid, "expert", experts, expertAxes), slot, dim(c.grid, "m", c.kWidth)}};
+    return Type{c.elem,
+                {dim(c.grid, "expert", experts, expertAxes), slot, dim(c.grid, "m", c.kWidth)}};
   };
   Words kept;
   for (const std::string& axis : slots)
@@ -410,7 +411,8 @@ void build(const Routed& c, bool isApart, Module& module) {
                          {{"axes", c.axes},
                           {"from", Words(c.axes.size(), "part")},
                           {"to", Words(c.axes.size(), "expert")}});
-  Value* begins = b.value(OpKind::RowOffsets, {there}, ints({dim(c.grid, "bound", experts + 1, all)}));
+  Value* begins =
+      b.value(OpKind::RowOffsets, {there}, ints({dim(c.grid, "bound", experts + 1, all)}));
   auto exchange = [&](Value* rows, Value* sent, Value* coming, Type type, bool isHome) {
     Attrs attrs{{"axes", c.axes}};
     if (isHome) attrs.set("home", int64_t{1});
@@ -434,7 +436,8 @@ llvm::Error runRouted(const Routed& c, const Module& module, unsigned seed, Comm
   auto interpreter = Interpreter::create(module, *device, &comm);
   if (!interpreter) return interpreter.takeError();
   auto at = [&](const char* name) { return (*interpreter)->data(*module.findVar(name)); };
-  std::memset(at("offsets") - module.findVar("offsets")->place->offset, 7, size_t(module.arenaBytes));
+  std::memset(at("offsets") - module.findVar("offsets")->place->offset, 7,
+              size_t(module.arenaBytes));
   // Offsets are of all experts; a rank whose side has a part of them has rows of those only.
   std::vector<int64_t> mine = c.counts(comm.rank(), seed);
   int64_t first = rank.offset(module.findVar("rows")->type.dims[0]);
@@ -532,12 +535,12 @@ TEST(ExchangeRows, MoreThanThereIsRoomForEndTheRun) {
       });
     for (std::thread& thread : threads) thread.join();
     for (const std::string& error : errors)
-      EXPECT_EQ(error, "rank " + std::to_string(full) +
-                           " failed: exchange_rows 2 of 't' (moe.plan:12): " +
-                           std::to_string(arriving(full, seed)) +
-                           " rows come to this rank's experts, which have room for 11: the plan's "
-                           "'by dispatch(N)' bounds it, to N times a rank's even share of the rows; "
-                           "raise N, or leave it out and there is room for all");
+      EXPECT_EQ(error,
+                "rank " + std::to_string(full) + " failed: exchange_rows 2 of 't' (moe.plan:12): " +
+                    std::to_string(arriving(full, seed)) +
+                    " rows come to this rank's experts, which have room for 11: the plan's "
+                    "'by dispatch(N)' bounds it, to N times a rank's even share of the rows; "
+                    "raise N, or leave it out and there is room for all");
   }
 }
 

@@ -2,8 +2,6 @@
 // from pieces and partial sums; what ranks tell each other arrives.
 #include "runtime/session.h"
 
-#include <numeric>
-
 #include "runtime/assemble.h"
 #include "runtime/talk.h"
 #include "tests/runtime/ranks.h"
@@ -16,10 +14,13 @@ using test::dim;
 
 const Grid kGrid{{{"data", 2}, {"x", 3}}};
 
+// A data file's byte.
+int64_t byteAt(int64_t i) { return (i * 5 + i / 7) % 11; }
+
 TEST(Session, InputsArePiecesOfTheSameSamples) {
   TemporaryFolder folder;
-  std::string bytes(500, '\0');
-  std::iota(bytes.begin(), bytes.end(), char(0));
+  std::string bytes;
+  for (int64_t i = 0; i < 500; ++i) bytes += char(byteAt(i));
   std::string path = folder.write("data.txt", bytes);
   struct Positions {
     int64_t size;
@@ -33,12 +34,13 @@ TEST(Session, InputsArePiecesOfTheSameSamples) {
     Module module;
     module.grid = kGrid;
     module.settings.set("seed", int64_t{5});
-    for (const char* name : {"tokens", "targets"}) {
+    for (const char* name : {"documents", "tokens", "targets"}) {
       Variable var;
       var.name = name;
       var.kind = VarKind::Input;
       var.vocab = 256;
       if (var.name == "targets") var.follows = "tokens";
+      if (var.name == "documents") var.documents = "tokens", var.separator = 4;
       var.type = {Elem::I32, {dim(kGrid, "microbatch", 2), dim(kGrid, "batch", 4, {"data"}), seq}};
       module.addVar(var);
     }
@@ -60,19 +62,62 @@ TEST(Session, InputsArePiecesOfTheSameSamples) {
         auto record = (*session)->step(*data);
         if (!record) return record.takeError();
         EXPECT_EQ(record->step, step + 1);
-        for (const char* name : {"tokens", "targets"}) {
+        for (const char* name : {"documents", "tokens", "targets"}) {
           const Variable& var = *module.findVar(name);
           test::expectPiece(
               var.type, rank, (*session)->interpreter().data(var),
               [&](int64_t e) {
                 int64_t start = windowOffset(5, uint64_t(step * 8 + e / size), 500, size);
-                return double((start + e % size + !var.follows.empty()) % 256);
+                int64_t at = start + e % size + !var.follows.empty(), ended = 0;
+                for (int64_t before = start; before < at; ++before) ended += byteAt(before) == 4;
+                return double(var.documents.empty() ? byteAt(at) : ended);
               },
               name);
         }
         EXPECT_EQ(fetch(Elem::I32, (*session)->interpreter().data(*module.findVar("step")), 0),
                   double(step + 1));
       }
+      return llvm::Error::success();
+    });
+  }
+}
+
+// A file for `planrun eval` may have documents of its own, or leave them to its tokens.
+TEST(Session, EvalDerivesDocuments) {
+  TemporaryFolder folder;
+  Module module;
+  module.grid = kGrid;
+  for (const char* name : {"tokens", "documents"}) {
+    Variable var;
+    var.name = name;
+    var.kind = VarKind::Input;
+    var.vocab = 11;
+    if (var.name == "documents") var.documents = "tokens", var.separator = 4;
+    var.type = {Elem::I32, {dim(kGrid, "batch", 4, {"data"}), dim(kGrid, "seq", 9, {"x"})}};
+    module.addVar(var);
+  }
+  test::place(module);
+  std::vector<int32_t> tokens, given(36, 7);
+  for (int64_t i = 0; i < 36; ++i) tokens.push_back(int32_t(byteAt(i)));
+  Type whole = module.vars[0]->type.whole();
+  for (bool isGiven : {false, true}) {
+    std::vector<TensorSource> tensors{{"tokens", whole, tokens.data()}};
+    if (isGiven) tensors.insert(tensors.begin(), {"documents", whole, given.data()});
+    std::string in = folder.write("in", ""), out = folder.write("out", "");
+    ASSERT_EQ(llvm::toString(writeSafetensors(in, tensors)), "");
+    test::onGoodRanks(6, [&](Communicator& comm) -> llvm::Error {
+      Coordinates rank(kGrid, comm.rank());
+      auto device = makeCpuDevice(1, rank);
+      auto session = Session::create(module, *device, comm);
+      if (!session) return session.takeError();
+      if (llvm::Error error = (*session)->evaluate(in, out)) return error;
+      const Variable& var = *module.findVar("documents");
+      auto document = [&](int64_t e) {
+        int64_t ended = 0;
+        for (int64_t before = e - e % 9; before < e; ++before) ended += tokens[size_t(before)] == 4;
+        return double(isGiven ? 7 : ended);
+      };
+      test::expectPiece(var.type, rank, (*session)->interpreter().data(var), document, "documents");
       return llvm::Error::success();
     });
   }

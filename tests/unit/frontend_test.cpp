@@ -177,7 +177,7 @@ TEST(Frontend, Defaults) {
   const ast::Plan* plan = choosePlan(scope, options, diags);
   ASSERT_NE(plan, nullptr) << messagesOf(diags);
   PlanSettings settings;
-  ASSERT_TRUE(checkPlan(*plan, scope, {}, false, true, options, settings, diags)) << messagesOf(diags);
+  ASSERT_TRUE(checkPlan(*plan, scope, {}, false, options, settings, diags)) << messagesOf(diags);
   EXPECT_EQ(settings.ranks, 1);
   EXPECT_EQ(settings.microbatches, 1);
   EXPECT_EQ(settings.seed, 0);

@@ -150,6 +150,18 @@ TEST(Tokens, WindowsDependOnSeedAndSampleOnly) {
   EXPECT_NE(windowOffset(1, 0, 1 << 30, 8), windowOffset(2, 0, 1 << 30, 8));
 }
 
+TEST(Tokens, DocumentsEndWithTheirSeparator) {
+  auto numbers = [](std::vector<int32_t> tokens) {
+    numberDocuments(tokens, 9);
+    return tokens;
+  };
+  using List = std::vector<int32_t>;
+  EXPECT_EQ(numbers({1, 2, 9, 3, 9, 9, 4}), (List{0, 0, 0, 1, 1, 2, 3}));
+  EXPECT_EQ(numbers({9, 1}), (List{0, 1}));
+  EXPECT_EQ(numbers({1, 2}), (List{0, 0}));
+  EXPECT_EQ(numbers({}), (List{}));
+}
+
 TEST(ReplacingFile, ReplacesWholeOrNotAtAll) {
   TemporaryFolder folder;
   std::string path = folder.write("x", "old");

@@ -197,6 +197,33 @@ TEST(Lower, Weights) {
   EXPECT_EQ(module->findVar("layer.block.mix")->stack, (Words{"layer", "block"}));
 }
 
+// Attention's last operands are the documents of the queries and of the keys, an input like others.
+TEST(Lower, Documents) {
+  auto module = lowerText(modelText(R"(
+  input documents[batch, seq] : document(tokens, 3 + 1)
+  repeat layer = 2 {
+    x = x + attention(norm(x), documents = documents)
+    x = x + attention(norm(x))
+  })",
+                                    "microbatches 3\n"));
+  ASSERT_TRUE(module);
+  const Variable& documents = *module->findVar("documents");
+  EXPECT_EQ(documents.type.str(), "i32[microbatch 3, batch 4, seq 8]");
+  EXPECT_EQ(documents.documents, "tokens");
+  EXPECT_EQ(documents.separator, 4);
+  EXPECT_EQ(documents.vocab, 8);
+  EXPECT_EQ(module->findVar("targets")->follows, "tokens");
+  std::vector<size_t> operands;
+  walk(*module->findFunction("forward")->body, [&](Op* op) {
+    if (op->kind != OpKind::Attend) return;
+    operands.push_back(op->operands().size());
+    if (operands.back() == 3) return;
+    EXPECT_EQ(op->operand(3), op->operand(4));
+    EXPECT_EQ(op->operand(3)->def()->var, &documents);
+  });
+  EXPECT_EQ(operands, (std::vector<size_t>{5, 3}));
+}
+
 TEST(Lower, Step) {
   auto module = lowerText(modelText(R"(
   x = x + moe(norm(x), top, balance = 0.01)

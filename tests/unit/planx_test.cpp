@@ -22,6 +22,35 @@ TEST(Planx, ReadsBack) {
   EXPECT_EQ(writePlanx(*planx), bytes);
 }
 
+TEST(Planx, DocumentsReadBack) {
+  Diagnostics diags;
+  auto model = parseModule(
+      diags.addFile(
+          "t.ir",
+          "module m model {\n"
+          "  var @tokens : i32[s 5, t 6] input vocab 7\n"
+          "  var @documents : i32[s 5, t 6] input vocab 6 documents @tokens separator 3\n}\n"),
+      diags);
+  ASSERT_TRUE(model) << test::messages(diags);
+  std::string text;
+  llvm::raw_string_ostream out(text);
+  printModule(*model, out);
+  EXPECT_NE(out.str().find("input vocab 6 documents @tokens separator 3"), std::string::npos)
+      << text;
+  Planx planx;
+  Module& role = *planx.roles.emplace_back(cloneModule(*model));
+  role.level = Level::Rank;
+  role.arenaBytes = 256;
+  for (size_t i = 0; i < 2; ++i) role.vars[i]->place = Place{int64_t(128 * i), {}};
+  planx.model = std::move(model);
+  auto read = readPlanx(writePlanx(planx));
+  ASSERT_TRUE(bool(read)) << llvm::toString(read.takeError());
+  for (const Module* module : {read->model.get(), read->roles[0].get()}) {
+    EXPECT_EQ(module->findVar("documents")->documents, "tokens");
+    EXPECT_EQ(module->findVar("documents")->separator, 3);
+  }
+}
+
 TEST(Planx, CutAnywhereIsAnError) {
   std::string bytes = bytesOf("/tests/golden/llama.plan");
   for (size_t size = 0; size < bytes.size(); size += size < 128 ? 1 : 37) {

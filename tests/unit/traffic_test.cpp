@@ -100,10 +100,12 @@ TEST(Traffic, RowsToExperts) {
   };
   Type tokens = rows({}, 10), own = rows(axes, 40);
   auto counts = [&](bool isCut) {
-    return b.value(OpKind::Const, {}, Type{Elem::I32, {splitDim({"part", 4}, isCut ? axes : Axes())}});
+    return b.value(OpKind::Const, {},
+                   Type{Elem::I32, {splitDim({"part", 4}, isCut ? axes : Axes())}});
   };
   auto exchange = [&](Type from, Type to, bool isHome) {
-    Op* op = b.create(OpKind::ExchangeRows, {b.value(OpKind::Const, {}, from), counts(!isHome), counts(isHome)},
+    Op* op = b.create(OpKind::ExchangeRows,
+                      {b.value(OpKind::Const, {}, from), counts(!isHome), counts(isHome)},
                       {to, own}, {{"axes", Words{"expert"}}});
     if (isHome) op->attrs.set("home", int64_t{1});
     return bytesSent(*op);

@@ -112,6 +112,33 @@ TEST(Verify, NamesTheBrokenRule) {
   }
 }
 
+TEST(Verify, DocumentsAreOfTokens) {
+  auto errorFor = [](const std::string& documents) {
+    std::string text =
+        "module m model {\n  var @tokens : i32[s 5, t 6] input vocab 7\n"
+        "  var @targets : i32[s 5, t 6] input vocab 7 follows @tokens\n"
+        "  var @documents : " +
+        documents + "\n}\n";
+    Diagnostics diags;
+    parseModule(diags.addFile("t.ir", text), diags);
+    return diags.messages().empty() ? std::string() : diags.messages().front().text;
+  };
+  const Broken cases[] = {
+      {"i32[s 5, t 6] input vocab 6 documents @targets separator 3",
+       "numbers documents of 'targets'"},
+      {"i32[s 5, t 6] input vocab 6 documents @documents separator 3",
+       "which is no input of its type"},
+      {"i32[s 5, u 6] input vocab 6 documents @tokens separator 3",
+       "numbers documents of 'tokens'"},
+      {"i32[s 5, t 6] input vocab 6 documents @other separator 3", "numbers documents of 'other'"},
+      {"i32[s 5, t 6] input vocab 5 documents @tokens separator 3", "may have 6 documents, not 5"},
+      {"i32[s 5, t 6] input vocab 6 documents @tokens", "'separator'"},
+  };
+  EXPECT_EQ(errorFor("i32[s 5, t 6] input vocab 6 documents @tokens separator 3"), "");
+  for (const Broken& c : cases)
+    EXPECT_NE(errorFor(c.body).find(c.message), std::string::npos) << c.body << errorFor(c.body);
+}
+
 TEST(Verify, PlacesLieInTheArena) {
   const char* text = R"(module m rank {
   arena 0x40
