@@ -74,6 +74,8 @@ class Session {
   llvm::Error checkTokens(const Variable& input) const;
   llvm::Error runSchedule(bool update);
   llvm::Expected<double> metric(llvm::StringRef name) const;
+  llvm::Expected<std::vector<double>> wholeMetric(const ModelVariable& metric) const;
+  llvm::Error addLoads(StepRecord& record) const;
   void takeOutputs(const Call& call);
   std::vector<RankPiece> piecesOf(const ModelVariable& var) const;
 
