@@ -143,6 +143,17 @@ TEST(Lower, Types) {
   }
 }
 
+// A rank's piece of a sequence may have all of the tokens that an expert takes of it, so only the tokens
+// bound the rows.
+TEST(Lower, CapacityBoundsRowsOfWholeSequences) {
+  const char* body =
+      "weight w [model, expert] s[batch, seq, expert] = x @ w r = route(s, 2, capacity = 0.5) "
+      "t[expert, slot, model] = dispatch(x, r) x = combine(t, r)";
+  auto module = lowerText(modelText(body, "grid tensor 2 split seq over tensor by gather\n"));
+  ASSERT_TRUE(module);
+  EXPECT_EQ(typeOf(*module, "t"), "f32[expert 4, slot 64~expert, model 16]");
+}
+
 TEST(Lower, Precision) {
   auto module = lowerText(modelText("", "precision bf16 { master f32, gradients f32 }\n"));
   ASSERT_TRUE(module);
