@@ -1,4 +1,4 @@
-// One section so far, the pipeline. Tested by tests/tools/explain.test and schedule.test.
+// The pipeline, then what goes between ranks (tools/explain_ranks.h). Tested by tests/tools/explain.test and schedule.test.
 #include "tools/explain.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "llvm/Support/JSON.h"
 #include "llvm/Support/raw_ostream.h"
 #include "tools/draw_schedule.h"
+#include "tools/explain_ranks.h"
 #include "tools/stages.h"
 
 namespace planc {
@@ -34,8 +35,9 @@ std::string idleText(const Stages& stages, const WorkCosts& costs) {
                     .str();
 }
 
-// Columns as wide as they need be; numbers to the right.
-std::string table(const std::vector<std::vector<std::string>>& rows) {
+}  // namespace
+
+std::string columns(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths(rows.front().size());
   for (const auto& row : rows)
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
@@ -49,8 +51,6 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   }
   return text;
 }
-
-}  // namespace
 
 std::string showSchedule(const Stages& stages, const WorkCosts& costs) {
   const PipeSchedule& schedule = stages.schedule;
@@ -71,9 +71,8 @@ std::string explainText(const Planx& planx, const WorkCosts& costs) {
   std::vector<std::vector<std::string>> rows;
   if (!stages) {
     std::string text = "pipeline: none; every rank runs the whole model\n";
-    return text +
-           llvm::formatv("  arena of each rank: {0} bytes\n", planx.roles.front()->arenaBytes)
-               .str();
+    text += llvm::formatv("  arena of each rank: {0} bytes\n", planx.roles.front()->arenaBytes).str();
+    return text + explainRanksText(planx);
   }
   std::string text = "pipeline: " + stages->title() + '\n';
   text += "  idle " + idleText(*stages, costs) + " (" + costsText(stages->schedule, costs) + ")\n";
@@ -86,7 +85,8 @@ std::string explainText(const Planx& planx, const WorkCosts& costs) {
                     stage.largest + ", " + std::to_string(stage.largestBytes),
                     stage.layers.empty() ? "none" : stage.layers});
   }
-  return text + table(rows);
+  std::string ranks = explainRanksText(planx);
+  return text + columns(rows) + (ranks.empty() ? "" : "\n") + ranks;
 }
 
 std::string explainJson(const Planx& planx, const WorkCosts& costs) {
@@ -123,6 +123,7 @@ std::string explainJson(const Planx& planx, const WorkCosts& costs) {
     root["pipeline"] = nullptr;
     root["arena_bytes"] = planx.roles.front()->arenaBytes;
   }
+  explainRanksJson(planx, root);
   std::string text;
   llvm::raw_string_ostream(text) << llvm::formatv("{0:2}\n", json::Value(std::move(root)));
   return text;

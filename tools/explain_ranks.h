@@ -1,0 +1,43 @@
+// What ranks send each other in a step, how attention is divided between them, and the experts' rows:
+// sections of `planc explain`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ir/planx.h"
+#include "llvm/Support/JSON.h"
+
+namespace planc {
+
+// What a rank sends in a step along some axes by one kind of op, of the stage where that is most.
+struct Sent {
+  std::string axes, op;
+  int64_t times = 0, bytes = 0;
+};
+std::vector<Sent> sentBetweenRanks(const Planx& planx);
+
+// Attention whose tokens ranks hold apart.
+struct DividedAttention {
+  std::string seq, axes;  // of the queries
+  std::string method;     // ring, gather
+  bool isZigzag = false;
+  int64_t tokens = 0, queries = 0, keys = 0;  // of all; of a rank, at once
+  // Pairs of a query and a key that it sees, as far as `causal` and `window` tell (documents are known
+  // at run time): the most that a rank has, and of all ranks the mean.
+  double mostPairs = 0, meanPairs = 0;
+};
+std::vector<DividedAttention> dividedAttention(const Planx& planx);
+
+// Experts whose rows are sent to them.
+struct SentRows {
+  std::string expert, axes;
+  int64_t experts = 0, own = 0;  // of all, of a rank
+  int64_t packed = 0, room = 0;  // rows that a rank packs at most, and has room for
+};
+std::vector<SentRows> sentRows(const Planx& planx);
+
+std::string explainRanksText(const Planx& planx);
+void explainRanksJson(const Planx& planx, llvm::json::Object& into);
+
+}  // namespace planc
