@@ -1,4 +1,4 @@
-// Read off the rank programs. Tested by tests/tools/explain.test and tests/unit/explain_test.cpp.
+// Read off the rank programs. Tested by tests/tools/explain.test.
 #include "tools/explain_ranks.h"
 
 #include <algorithm>

@@ -279,7 +279,7 @@ TEST(Verification, FindsWhereAFaultBegins) {
   EXPECT_EQ(first->microbatch, 0);
   EXPECT_EQ(ranksOf(*first), std::set<int64_t>{3});
   EXPECT_EQ(good.one->files[first->loc.file], "std/transformer.plan");
-  EXPECT_EQ(first->loc.line, 77u);
+  EXPECT_EQ(first->loc.line, 79u);
 }
 
 // Ranks that hold the same must hold the right thing; that their copies agree is no proof. Here two

@@ -231,9 +231,10 @@ const Shaped kCases[] = {
 
 // Rows that ranks send each other, behind these.
 const std::string kRouted =
-    "%c, %g, %row, %off, %load, %share = route(%scores) {over = e, per = microbatch, score = "
-    "softmax, top = 1} : i32[n 20/t, choice 1], f32[n 20/t, choice 1], i32[n 20/t, choice 1], "
-    "i32[bound 9] partial(t), f32[e 8] partial(t), f32[e 8] partial(t)\n";
+    "%c, %g, %load, %share = route(%scores) {over = e, per = microbatch, score = softmax, top = 1} : "
+    "i32[n 20/t, choice 1], f32[n 20/t, choice 1], f32[e 8] partial(t), f32[e 8] partial(t)\n"
+    "%row, %off = pack(%c) {choice = choice, experts = 8} : i32[n 20/t, choice 1], i32[bound 9] "
+    "partial(t)\n";
 const std::string kCounted =
     kRouted +
     "%n = row_counts(%off) : i32[part 4/t, e 8]\n"
@@ -245,7 +246,7 @@ struct RowCase {
   const char* message = "";
 };
 const RowCase kRowCases[] = {
-    {kRouted, "%m = row_counts(%ids) : i32[part 4/t, e 8]", "offsets must come from a route"},
+    {kRouted, "%m = row_counts(%ids) : i32[part 4/t, e 8]", "offsets must come from a pack"},
     {kRouted, "%m = row_counts(%off) : i32[part 4, e 8]", "'part' has not one element a rank"},
     {kRouted, "%m = row_counts(%off) : i32[part 4/t, e 9]",
      "offsets have dims [bound 9] for 9 experts"},
