@@ -14,7 +14,7 @@ model m(layers = 4) {
   dim model = 16, ffn = 16, head = 4, kv = 2, width = 4
   input tokens[batch, seq]    : token(vocab)
   input targets[batch, seq]   : token(vocab)
-  input documents[batch, seq] : documents(tokens, 3)
+  input documents[batch, seq] : document(tokens, 3)
   weight table [vocab, model]
   x[batch, seq, model] = table[tokens]
   repeat layer = layers {

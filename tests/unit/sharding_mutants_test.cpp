@@ -250,9 +250,11 @@ const Mutant kMutantsOnTheWay[] = {
      },
      "'@grad.norm.scale' is partial over no axis, the value over context"},
     {"rows do not go to their experts", kExchange,
-     [](Module& m) { test::drop(first(m, OpKind::ExchangeRows)); }, "einsum"},
+     [](Module& m) { test::drop(first(m, OpKind::ExchangeRows)); },
+     "write writes f32[expert 4, slot 128/data.expert"},
     {"rows do not come home", kExchange,
-     [](Module& m) { test::drop(allOf(m, OpKind::ExchangeRows)[1]); }, "combine"},
+     [](Module& m) { test::drop(allOf(m, OpKind::ExchangeRows)[1]); },
+     "write writes f32[expert 4/expert, slot 128/data"},
     {"rows go over the data axis", kExchange,
      [](Module& m) { first(m, OpKind::ExchangeRows)->attrs.set("axes", Words{"data"}); },
      "exchange_rows"},
@@ -265,7 +267,8 @@ const Mutant kMutantsOnTheWay[] = {
      },
      "not counts like"},
     {"counts are not told", kExchange,
-     [](Module& m) { test::drop(first(m, OpKind::AllToAll, "forward")); }, "not counts like"},
+     [](Module& m) { test::drop(first(m, OpKind::AllToAll, "forward")); },
+     "row_offsets needs the counts of all of 'part'"},
     {"own experts' rows by the offsets of the tokens' side", kExchange,
      [](Module& m) {
        Op* own = first(m, OpKind::RowOffsets);
