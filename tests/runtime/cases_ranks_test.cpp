@@ -436,7 +436,7 @@ TEST(Cases, C21LogitsAreSplit) {
 }
 
 // The error of the projections' gradients in a bf16 plan on rings, against one rank in f64. `spoil`: of the
-// program behind the ring's loops.
+// program behind the ring's loops, which then is not fused, since a fused chain of casts rounds nothing.
 double errorOfRing(int64_t ranks, const test::Spoil& spoil = nullptr) {
   std::string text = planOf("dense(layers = 8, seq = 64, batch = 1)",
                             "grid context " + std::to_string(ranks) +
@@ -444,7 +444,8 @@ double errorOfRing(int64_t ranks, const test::Spoil& spoil = nullptr) {
   test::Compiled plan = test::compileSharded(text, true);
   plan.one = test::compileSharded(text).one;
   if (spoil) spoil(*plan.program);
-  test::runAll(*plan.program, {"fuse", "overlap", "memory", "emit"});
+  else test::runAll(*plan.program, {"fuse"});
+  test::runAll(*plan.program, {"overlap", "memory", "emit"});
   VerifyOptions options;
   options.bound = 1;
   options.steps = 1;
@@ -477,7 +478,10 @@ void roundTheRunningOutput(Module& module) {
 TEST(Cases, C22RingsKeepRunningResultsInF32) {
   double alone = errorOfRing(1);
   for (int64_t ranks : {2, 4, 8}) EXPECT_LE(errorOfRing(ranks), 2 * alone) << ranks;
-  EXPECT_GT(errorOfRing(8, roundTheRunningOutput), 2 * errorOfRing(8));
+  std::vector<double> rounded;
+  for (int64_t ranks : {2, 4, 8}) rounded.push_back(errorOfRing(ranks, roundTheRunningOutput));
+  EXPECT_GT(rounded[2], 2 * errorOfRing(8, [](Module&) {}));
+  printf("alone %g: 2 %g 4 %g 8 %g; rounded %g %g %g unfused %g\n", alone, errorOfRing(2), errorOfRing(4), errorOfRing(8), rounded[0], rounded[1], rounded[2], errorOfRing(8, [](Module&) {}));
 }
 
 // Sums over microbatches and over ranks are f32 in a bf16 plan.

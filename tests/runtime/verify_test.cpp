@@ -193,19 +193,19 @@ std::vector<Fault> faults() {
          for (size_t i : {1, 2})
            for (unsigned operand : {1, 2}) grads[i]->setOperand(operand, grads[0]->operand(operand));
        },
-       "gradient", "grad.layer.attention.wq", kAll},
+       "gradient", "grad.layer.attention.wv", kAll},
       {"gradients of a ring's blocks stay one rank away, the loss right", kRing,
        [](Module& module) {
          Op* home = opsOf(module, OpKind::Rotate).back();
          for (unsigned i : {0u, 1u}) home->result(i)->replaceAllUsesWith(home->operand(i));
          home->erase();
        },
-       "gradient", "grad.layer.attention.wk", kAll},
+       "gradient", "grad.layer.attention.wv", kAll},
       {"a window lost in a ring's backward pass, the loss right", kRingWindow,
        [](Module& module) {
          for (Op* op : opsOf(module, OpKind::AttendGrad)) op->attrs.erase("window");
        },
-       "gradient", "grad.layer.attention.wq", kAll},
+       "gradient", "grad.layer.attention.wv", kAll},
       {"a window lost in a ring's forward pass", kRingWindow,
        [](Module& module) {
          for (Op* op : opsOf(module, OpKind::AttendBlock)) op->attrs.erase("window");
