@@ -167,12 +167,12 @@ static std::optional<Init> initOf(const ast::InitSpec& spec, std::optional<doubl
 // Names under which a program keeps what it makes itself, next to weights and inputs: the step's
 // metrics, and gradients as `grad.NAME`.
 bool Lowering::isReserved(llvm::StringRef name, Loc loc) {
-  static constexpr llvm::StringLiteral kReserved[] = {"count", "grad",    "grad_norm", "loss",
-                                                      "lr",    "penalty", "step"};
+  static constexpr llvm::StringLiteral kReserved[] = {"count", "dropped", "grad",    "grad_norm", "load",
+                                                      "loss",  "lr",      "penalty", "step"};
   llvm::StringRef first = name.split('.').first;
   if (!llvm::is_contained(kReserved, first)) return false;
   error(loc, Diag::ReservedName, first)
-      .suggest("these are reserved: count, grad, grad_norm, loss, lr, penalty, step");
+      .suggest("these are reserved: count, dropped, grad, grad_norm, load, loss, lr, penalty, step");
   return true;
 }
 

@@ -194,6 +194,7 @@ class Lowering {
   Item lowerRoute(BoundArgs& args);
   std::optional<Attrs> groupsOf(const BoundArgs& args, int64_t experts);
   void lowerPacking(Op& route, double capacity, Routing& routing);
+  void countLoads(const Op& route, const Value* gate);
   void addPenalty(Value* penalty);
   void lowerBalance(const Op& route, double factor);
   void lowerLogits(const Op& route, double factor);

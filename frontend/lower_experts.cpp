@@ -69,6 +69,7 @@ Item Lowering::lowerRoute(BoundArgs& args) {
   unsigned i = 0;
   for (const char* name : {"choice", "gate", "load", "share"}) op->result(i++)->name = name;
   lowerPacking(*op, capacity, *routing);
+  countLoads(*op, routing->gate);
   if (args[2].number > 0) {
     double groups = double(perSequence ? sequences : 1), perGroup = double(tokens) / groups;
     double load = double(over.size) / (double(top) * perGroup);
@@ -135,6 +136,31 @@ void Lowering::lowerPacking(Op& route, double capacity, Routing& routing) {
   // A rank that has a piece of a sequence may have all of the tokens that an expert takes of it.
   bool isCut = llvm::any_of(settings_.splits, [](const Split& split) { return split.dim == "seq"; });
   routing.rows = packedRows(*pack, isCut ? nullptr : admit);
+}
+
+// The step's metrics of a routing, `load.layer.moe` by layer and expert and, with a capacity,
+// `dropped.layer.moe` by layer: one instance of a module has one slice for each iteration around it.
+void Lowering::countLoads(const Op& route, const Value* gate) {
+  std::string path = scope().path.empty() ? "route" : scope().path.substr(0, scope().path.size() - 1);
+  auto count = [&](const char* kind, Value* value, llvm::ArrayRef<Dim> dims) {
+    Variable var;
+    var.name = kind + ("." + path);
+    var.kind = VarKind::Metric;
+    var.stack = builder_.block()->enclosing();
+    var.type.elem = scalar_;
+    for (const std::string& dim : var.stack) var.type.dims.push_back(findDim(dim)->dim);
+    var.type.dims.append(dims.begin(), dims.end());
+    if (value->type.dims.size() != dims.size())
+      value = builder_.value(OpKind::Sum, {value},
+                             {scalar_, llvm::SmallVector<Dim, 4>(dims.begin(), dims.end())});
+    builder_.create(OpKind::Accum, {value}, {}, {}, module_.addVar(std::move(var)));
+  };
+  Value* load = route.result(2);
+  count("load", load, load->type.dims[size_t(load->type.find(route.attrs.word("over")))]);
+  if (gate == route.result(1)) return;
+  Value* fit = gate->def()->operand(1);
+  count("dropped", builder_.elementwise(
+                       OpKind::Sub, {builder_.constant(1, fit->type), fit}), {});
 }
 
 // Adds a penalty of a microbatch to the loss, and shows the step's mean.

@@ -160,7 +160,7 @@ llvm::Error Verifier::variable(const Variable& var) {
       break;
     }
     case VarKind::Metric:
-      if (!var.type.dims.empty()) return broken("a metric is a scalar");
+      if (var.type != var.type.whole()) return broken("all ranks have a metric");
       break;
     case VarKind::Step:
       if (!isScalar(Elem::I32)) return broken("the step is an i32[]");

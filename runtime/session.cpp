@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "runtime/assemble.h"
 #include "runtime/elements.h"
 #include "runtime/random.h"
 #include "runtime/runs.h"
@@ -237,7 +238,53 @@ llvm::Expected<StepRecord> Session::step(const TokenFile& data) {
   record.learningRate = *learningRate;
   record.tokensPerSecond = double(tokensPerStep()) / seconds;
   record.seconds = seconds;
+  if (llvm::Error error = addLoads(record)) return error;
   return record;
+}
+
+// On rank 0 the whole of a metric of which stages may have a part each.
+llvm::Expected<std::vector<double>> Session::wholeMetric(const ModelVariable& metric) const {
+  std::vector<RankPiece> pieces = piecesOf(metric);
+  // What is no part of a stack all stages have.
+  if (!metric.parts.front().var->piece) pieces.resize(1);
+  auto bytes = assemble(comm_, program_.grid, metric.type, pieces);
+  if (!bytes) return bytes.takeError();
+  std::vector<double> values;
+  int64_t width = bytesPerElement(metric.type.elem);
+  for (int64_t i = 0; i < int64_t(bytes->size()) / width; ++i)
+    values.push_back(fetch(metric.type.elem, bytes->data(), i));
+  return values;
+}
+
+// The loads of all experts, from `load.NAME` and `dropped.NAME`, a record for each routing and iteration
+// of the repeats around it.
+llvm::Error Session::addLoads(StepRecord& record) const {
+  for (const ModelVariable& metric : roles_.variables()) {
+    llvm::StringRef name = metric.name;
+    if (metric.kind != VarKind::Metric || !name.consume_front("load.")) continue;
+    auto loads = wholeMetric(metric);
+    if (!loads) return loads.takeError();
+    std::vector<double> dropped;
+    if (const ModelVariable* of = roles_.find(("dropped." + name).str())) {
+      auto values = wholeMetric(*of);
+      if (!values) return values.takeError();
+      dropped = std::move(*values);
+    }
+    llvm::ArrayRef<Dim> stack(metric.type.dims.begin(), metric.type.dims.end() - 1);
+    size_t experts = size_t(metric.type.dims.back().size);
+    for (size_t i = 0; i < loads->size() / experts; ++i) {
+      ExpertLoads entry{name.str(), {}, {}, i < dropped.size() ? dropped[i] : 0};
+      int64_t rest = int64_t(i);
+      for (const Dim& dim : llvm::reverse(stack)) {
+        entry.at.insert(entry.at.begin(), rest % dim.size);
+        rest /= dim.size;
+      }
+      auto from = loads->begin() + long(i * experts);
+      entry.load.assign(from, from + long(experts));
+      record.experts.push_back(std::move(entry));
+    }
+  }
+  return llvm::Error::success();
 }
 
 // Of every rank that holds some of the variable, its piece; of those with the same one, the first.

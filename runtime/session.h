@@ -75,6 +75,8 @@ class Session {
   llvm::Error deriveDocuments(const Variable& input, const SafetensorsFile& in);
   llvm::Error runSchedule(bool update);
   llvm::Expected<double> metric(llvm::StringRef name) const;
+  llvm::Expected<std::vector<double>> wholeMetric(const ModelVariable& metric) const;
+  llvm::Error addLoads(StepRecord& record) const;
   void takeOutputs(const Call& call);
   std::vector<RankPiece> piecesOf(const ModelVariable& var) const;
 

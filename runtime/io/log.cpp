@@ -5,8 +5,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/raw_ostream.h"
@@ -36,7 +38,33 @@ std::string stepLine(const StepRecord& record) {
   field("lr", record.learningRate);
   field("tokens_per_s", record.tokensPerSecond);
   field("seconds", record.seconds);
-  return line + "}";
+  if (record.experts.empty()) return line + "}";
+  auto list = [&](const auto& numbers) {
+    std::string text;
+    for (auto number : numbers) text += (text.empty() ? "" : ",") + numberText(double(number));
+    return "[" + text + "]";
+  };
+  std::string experts;
+  for (const ExpertLoads& e : record.experts)
+    experts += (experts.empty() ? "{\"name\":\"" : ",{\"name\":\"") + e.name +
+               "\",\"at\":" + list(e.at) + ",\"load\":" + list(e.load) +
+               ",\"dropped\":" + numberText(e.dropped) + "}";
+  return line + ",\"experts\":[" + experts + "]}";
+}
+
+std::string expertsText(llvm::ArrayRef<ExpertLoads> experts) {
+  double busiest = 0, dropped = 0, choices = 0;
+  for (const ExpertLoads& e : experts) {
+    double sum = std::accumulate(e.load.begin(), e.load.end(), 0.0);
+    double most = *std::max_element(e.load.begin(), e.load.end());
+    if (sum > 0) busiest = std::max(busiest, most * double(e.load.size()) / sum);
+    dropped += e.dropped;
+    choices += sum;
+  }
+  if (choices == 0) return "";
+  std::string text = llvm::formatv("  busiest expert {0:f2} x mean", busiest);
+  if (dropped > 0) text += llvm::formatv(", {0:f1} % dropped", 100 * dropped / choices);
+  return text;
 }
 
 llvm::Expected<StepLog> StepLog::open(llvm::StringRef path, bool append) {
@@ -58,8 +86,9 @@ Progress::~Progress() {
 void Progress::show(const StepRecord& record) {
   if (!on_) return;
   shown_ = true;
-  llvm::errs() << llvm::formatv("\rstep {0}/{1}  loss {2:f4}  {3:f0} tokens/s\x1b[K", record.step,
-                                steps_, record.loss, record.tokensPerSecond);
+  llvm::errs() << llvm::formatv("\rstep {0}/{1}  loss {2:f4}  {3:f0} tokens/s{4}\x1b[K", record.step,
+                                steps_, record.loss, record.tokensPerSecond,
+                                expertsText(record.experts));
 }
 
 }  // namespace planc

@@ -2,10 +2,21 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "llvm/ADT/ArrayRef.h"
 #include "runtime/io/file.h"
 
 namespace planc {
+
+// What one routing sent to each expert in a step: of a module's instance (`layer.moe`) in one iteration
+// of each repeat around it.
+struct ExpertLoads {
+  std::string name;
+  std::vector<int64_t> at;
+  std::vector<double> load;  // choices, those that were dropped too
+  double dropped = 0;
+};
 
 struct StepRecord {
   int64_t step = 0;
@@ -14,11 +25,16 @@ struct StepRecord {
   double learningRate = 0;
   double tokensPerSecond = 0;
   double seconds = 0;  // since the run began
+  std::vector<ExpertLoads> experts = {};  // on rank 0; of a model without them, none
 };
 
-// `{"step":1,"loss":5.54,...}` without a line end. Numbers read back to the same value; what JSON
+// `{"step":1,"loss":5.54,...}` without a line end; with experts, behind the numbers
+// `"experts":[{"name":"layer.moe","at":[0],"load":[31,33],"dropped":0},...]`. Numbers read back to the same value; what JSON
 // cannot hold (an infinite loss) is null.
 std::string stepLine(const StepRecord& record);
+
+// The most loaded expert of all routings against the mean, and what found no room; nothing of none.
+std::string expertsText(llvm::ArrayRef<ExpertLoads> experts);
 
 class StepLog {
  public:

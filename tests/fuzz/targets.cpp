@@ -185,6 +185,7 @@ constexpr llvm::StringRef kPlanWords[] = {
     "[batch, seq]",
     "attend(",
     "route(",
+    "balanced(",
     "dispatch(",
     "softmax(",
     "concat(",

@@ -287,6 +287,18 @@ TEST(StepLog, WritesOneJsonLineAStep) {
   EXPECT_HAS(stepLine(record), "\"loss\":5.5412,");
 }
 
+TEST(StepLog, ListsTheExpertsLoads) {
+  StepRecord record{3, 5.5, 0.1, 3e-4, 100, 1};
+  record.experts = {{"layer.moe", {0}, {30, 34, 0, 0}, 4}, {"layer.moe", {1}, {16, 16, 16, 16}, 0}};
+  EXPECT_HAS(stepLine(record), "\"seconds\":1,\"experts\":[{\"name\":\"layer.moe\",\"at\":[0],"
+                               "\"load\":[30,34,0,0],\"dropped\":4},");
+  auto json = llvm::json::parse(stepLine(record));
+  ASSERT_OK(json);
+  EXPECT_EQ(json->getAsObject()->getArray("experts")->size(), 2u);
+  EXPECT_EQ(expertsText(record.experts), "  busiest expert 2.12 x mean, 3.1 % dropped");
+  EXPECT_EQ(expertsText({}), "");
+}
+
 TEST(Trace, IsJsonThatPerfettoReads) {
   TemporaryFolder folder;
   for (int bars : {0, 1, 5000}) {

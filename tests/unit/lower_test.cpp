@@ -143,6 +143,17 @@ TEST(Lower, Types) {
   }
 }
 
+// A rank's piece of a sequence may have all of the tokens that an expert takes of it, so only the tokens
+// bound the rows.
+TEST(Lower, CapacityBoundsRowsOfWholeSequences) {
+  const char* body =
+      "weight w [model, expert] s[batch, seq, expert] = x @ w r = route(s, 2, capacity = 0.5) "
+      "t[expert, slot, model] = dispatch(x, r) x = combine(t, r)";
+  auto module = lowerText(modelText(body, "grid tensor 2 split seq over tensor by gather\n"));
+  ASSERT_TRUE(module);
+  EXPECT_EQ(typeOf(*module, "t"), "f32[expert 4, slot 64~expert, model 16]");
+}
+
 TEST(Lower, Precision) {
   auto module = lowerText(modelText("", "precision bf16 { master f32, gradients f32 }\n"));
   ASSERT_TRUE(module);
@@ -238,14 +249,14 @@ TEST(Lower, Step) {
   EXPECT_EQ(module->schedule, schedule);
   std::string begin;
   for (Op* op : module->findFunction("begin")->body->ops) begin += op->info().text.str() + " ";
-  EXPECT_EQ(begin, "read count_valid write zero zero ");
-  // The penalty and the mean count by a third each; the sum over targets is the step's already.
+  EXPECT_EQ(begin, "read count_valid write zero zero zero ");
+  // Two metrics are the penalty and the loads. The penalty and the mean count by a third each; the sum over targets is the step's already.
   int accums = 0, thirds = 0;
   walk(*module->findFunction("forward")->body, [&](Op* op) {
     accums += op->kind == OpKind::Accum;
     thirds += op->kind == OpKind::Const && op->attrs.number("value") == 1.0 / 3;
   });
-  EXPECT_EQ(accums, 4);
+  EXPECT_EQ(accums, 5);
   EXPECT_EQ(thirds, 3);
 }
 

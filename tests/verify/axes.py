@@ -48,7 +48,7 @@ def experts(case):
     return {
         "moe": f"moe(norm(x), top = 2, balance = 0.05, z = 0.01, {common})",
         "deepseek": f"moe(norm(x), top = 3, score = sigmoid, scale = 2.5, groups = 4, kept = 2, "
-                    f"group_score = best2, balance = 0.01, rate = 0.01, shared_experts = true, {common})",
+                    f"group_score = best2, balance = 0.01, bias_rate = 0.01, shared_experts = true, {common})",
         "mixed": f"moe(norm(x), top = 2, normalise = false, balance = 0.02, {common})",
         "switch": f"moe(norm(x), top = 1, normalise = false, balance = 0.01, {common})",
     }.get(case["model"])
@@ -78,7 +78,7 @@ def plan(case):
              "  input tokens[batch, seq]  : token(vocab)",
              "  input targets[batch, seq] : token(vocab)"]
     if case["mask"] == "documents":
-        lines.append("  input documents[batch, seq] : documents(tokens, 3)")
+        lines.append("  input documents[batch, seq] : document(tokens, 3)")
     lines += ["  weight table [vocab, model] init normal(0.1)",
               f"  x[batch, seq, model] = dropout(table[tokens], {case['rate']})"]
     sparse = experts(case)
