@@ -8,6 +8,7 @@
 #include "ir/broken.h"
 #include "ir/roles.h"
 #include "ir/text.h"
+#include "llvm/ADT/DenseMap.h"
 
 namespace planc {
 namespace {
@@ -69,30 +70,51 @@ Error named(const Op& op, const Twine& what) {
   return broken("'" + op.info().text + "' at " + placeOf(op) + ": " + what);
 }
 
-// What differs from the model's attention that is most alike.
-Error differs(const Op& op, const std::map<Asked, int64_t>& model) {
-  Asked mine = askedOf(op);
-  std::string least;
-  size_t fewest = kKeys.size() + 1;
-  for (const auto& [asked, times] : model) {
-    std::string text;
-    size_t count = 0;
-    for (size_t i = 0; i < kKeys.size(); ++i)
-      if (mine[i] != asked[i]) {
-        text += (count++ ? "; its " : "its ") + std::string(kKeys[i]) + " is " + mine[i] +
-                ", the model's is " + asked[i];
-      }
-    if (count < fewest) fewest = count, least = text;
-  }
-  return named(op, least);
+// How many values differ, and which: "its window is 0, the model's is 5".
+std::pair<size_t, std::string> difference(const Asked& mine, const Asked& other,
+                                          const std::string& whose) {
+  std::pair<size_t, std::string> made{0, ""};
+  for (size_t i = 0; i < kKeys.size(); ++i)
+    if (mine[i] != other[i])
+      made.second += (made.first++ ? "; its " : "its ") + std::string(kKeys[i]) + " is " + mine[i] +
+                     ", " + whose + " is " + other[i];
+  return made;
 }
 
-// One kind of attention in one kind of function (`backward`, of all chunks), of the rank's own block of
-// keys, of a neighbour's, or of those of a loop: each does a layer's attention at most once.
+// What differs from the model's attention that is most alike.
+Error differs(const Op& op, const std::map<Asked, int64_t>& model) {
+  std::pair<size_t, std::string> least{kKeys.size() + 1, ""};
+  for (const auto& [asked, times] : model) {
+    auto found = difference(askedOf(op), asked, "the model's");
+    if (found.first < least.first) least = found;
+    else if (found.first == least.first) least.second += "; or " + found.second;
+  }
+  return named(op, least.second);
+}
+
+// The log-sum-exp of all keys, which tells one attention of a function from others: its gradients, of
+// whatever blocks, go by it, and so does what a backward pass computes again.
+const Value* logSumExpOf(const Op& op) {
+  if (op.kind == OpKind::AttendGrad) return op.operand(4);
+  const Value* made = op.result(1);
+  if (op.kind == OpKind::Attend || !op.parent()->owner()) return made;
+  for (const Use& use : made->uses())
+    if (use.op->kind == OpKind::Yield) return op.parent()->owner()->result(use.index);
+  return made;
+}
+
+// All parts of one attention are alike; `seen`: the first of each in a function.
+Error checkParts(const Op& op, llvm::DenseMap<const Value*, const Op*>& seen) {
+  const Op* first = seen.try_emplace(logSumExpOf(op), &op).first->second;
+  auto found = difference(askedOf(op), askedOf(*first), "another part's");
+  return found.first == 0 ? Error::success() : named(op, found.second);
+}
+
+// One kind of attention in one kind of function (`backward`, of all chunks): the programs' functions do a
+// layer's at most once.
 struct Part {
   std::string function;
   OpKind kind;
-  int block;
   std::string place;
   Asked asked;
   auto operator<=>(const Part&) const = default;
@@ -106,19 +128,22 @@ Error checkColumn(const Model& model, llvm::ArrayRef<const Module*> programs) {
       walk(*function->body, [&](const Op* op) {
         if (isAttention(*op)) ops.push_back(op);
       });
+      llvm::DenseMap<const Value*, const Op*> parts;
       for (const Op* op : ops) {
         auto there = model.find(placeOf(*op));
         if (there == model.end()) return named(*op, "the model has no attention there");
         Asked asked = askedOf(*op);
         auto same = there->second.find(asked);
         if (same == there->second.end()) return differs(*op, there->second);
+        if (Error error = checkParts(*op, parts)) return error;
+        // A backward pass counts by the rank's own block.
         const Type& keys = op->operand(1)->type;
         int at = keys.find(asked[0]);
-        bool isInRing = at >= 0 && !keys.dims[size_t(at)].moves.empty();
-        int block = isInRing ? 2 : at >= 0 && keys.dims[size_t(at)].isMoved();
+        bool isMoved = at >= 0 && keys.dims[size_t(at)].isMoved();
+        if (isMoved && op->kind == OpKind::AttendGrad) continue;
         std::string kind = llvm::StringRef(function->name).split('.').first.str();
-        int64_t& times = done[{kind, op->kind, block, placeOf(*op), asked}];
-        times = saturatingAdd(times, timesOf(*op, isInRing));
+        int64_t& times = done[{kind, op->kind, placeOf(*op), asked}];
+        times = saturatingAdd(times, timesOf(*op, op->kind == OpKind::AttendBlock));
         if (times <= same->second) continue;
         std::string all;
         for (size_t i = 0; i < kKeys.size(); ++i)

@@ -435,17 +435,8 @@ TEST(Cases, C21LogitsAreSplit) {
   }
 }
 
-// The error of the projections' gradients in a bf16 plan on rings, against one rank in f64. `spoil`: of the
-// program behind the ring's loops, which then is not fused, since a fused chain of casts rounds nothing.
-double errorOfRing(int64_t ranks, const test::Spoil& spoil = nullptr) {
-  std::string text = planOf("dense(layers = 8, seq = 64, batch = 1)",
-                            "grid context " + std::to_string(ranks) +
-                                "\nsplit seq over context by ring\nprecision bf16\n" + kAdamW);
-  test::Compiled plan = test::compileSharded(text, true);
-  plan.one = test::compileSharded(text).one;
-  if (spoil) spoil(*plan.program);
-  else test::runAll(*plan.program, {"fuse"});
-  test::runAll(*plan.program, {"overlap", "memory", "emit"});
+// The largest difference of the projections' gradients.
+double errorOfProjections(const test::Compiled& plan) {
   VerifyOptions options;
   options.bound = 1;
   options.steps = 1;
@@ -454,8 +445,32 @@ double errorOfRing(int64_t ranks, const test::Spoil& spoil = nullptr) {
     if (c.kind == "gradient" && llvm::StringRef(c.tensor).contains(".attention.w") &&
         !llvm::StringRef(c.tensor).endswith("wo"))
       worst = std::max(worst, c.difference);
-  EXPECT_GT(worst, 0);
   return worst;
+}
+
+std::string bf16Ring(int64_t ranks) {
+  return planOf("dense(layers = 8, seq = 64, batch = 1)",
+                "grid context " + std::to_string(ranks) +
+                    "\nsplit seq over context by ring\nprecision bf16\n" + kAdamW);
+}
+
+// Of a bf16 plan on a ring, against one rank in f64.
+double errorOfRing(int64_t ranks) {
+  test::Compiled plan = compilePlanOn(bf16Ring(ranks), true);
+  plan.one = test::compileSharded(bf16Ring(ranks)).one;
+  return errorOfProjections(plan);
+}
+
+// Against one rank that rounds as the ranks do. Nothing is fused, since a chain in registers rounds less.
+double errorOfRingAlone(int64_t ranks, const test::Spoil& spoil = nullptr) {
+  const std::vector<std::string> rest{"overlap", "memory", "emit"};
+  test::Compiled plan = test::compileSharded(bf16Ring(ranks), true);
+  plan.one = cloneForOneRank(*test::compileText(bf16Ring(ranks)));
+  test::runAll(*plan.one, {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives"});
+  test::runAll(*plan.one, rest);
+  if (spoil) spoil(*plan.program);
+  test::runAll(*plan.program, rest);
+  return errorOfProjections(plan);
 }
 
 // What a block leaves, rounded to 16 bits before the next one is folded in.
@@ -477,11 +492,12 @@ void roundTheRunningOutput(Module& module) {
 
 TEST(Cases, C22RingsKeepRunningResultsInF32) {
   double alone = errorOfRing(1);
-  for (int64_t ranks : {2, 4, 8}) EXPECT_LE(errorOfRing(ranks), 2 * alone) << ranks;
-  std::vector<double> rounded;
-  for (int64_t ranks : {2, 4, 8}) rounded.push_back(errorOfRing(ranks, roundTheRunningOutput));
-  EXPECT_GT(rounded[2], 2 * errorOfRing(8, [](Module&) {}));
-  printf("alone %g: 2 %g 4 %g 8 %g; rounded %g %g %g unfused %g\n", alone, errorOfRing(2), errorOfRing(4), errorOfRing(8), rounded[0], rounded[1], rounded[2], errorOfRing(8, [](Module&) {}));
+  EXPECT_GT(alone, 1e-4);
+  for (int64_t ranks : {2, 4, 8}) {
+    EXPECT_LE(errorOfRing(ranks), 2 * alone) << ranks;
+    EXPECT_LE(errorOfRingAlone(ranks), alone / 20) << ranks;
+    EXPECT_GT(errorOfRingAlone(ranks, roundTheRunningOutput), alone / 20) << ranks;
+  }
 }
 
 // Sums over microbatches and over ranks are f32 in a bf16 plan.

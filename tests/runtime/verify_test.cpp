@@ -348,7 +348,7 @@ TEST(Verification, FindsWhereAFaultBegins) {
   EXPECT_EQ(first->microbatch, 0);
   EXPECT_EQ(ranksOf(*first), std::set<int64_t>{3});
   EXPECT_EQ(good.one->files[first->loc.file], "std/transformer.plan");
-  EXPECT_EQ(first->loc.line, 77u);
+  EXPECT_EQ(first->loc.line, 79u);
 }
 
 // The gradient of the weights of choices whose experts another rank holds, cut on each rank: the loss is

@@ -130,6 +130,9 @@ TEST(Lowering, AChangedFileIsRefused) {
   std::string said = llvm::toString(bad.takeError());
   EXPECT_NE(said.find("'attend_grad' at std/transformer.plan:"), std::string::npos) << said;
   EXPECT_NE(said.find("its window is 6, the model's is 5"), std::string::npos) << said;
+  last->attrs.set("window", int64_t{0});
+  said = verdict(planx);
+  EXPECT_NE(said.find("its window is 0, another part's is 5"), std::string::npos) << said;
 }
 
 TEST(Lowering, AttentionOfNoModel) {
