@@ -521,7 +521,14 @@ void Lowering::addLoss(Value* value, bool perMicrobatch) {
   if (perMicrobatch && settings_.microbatches > 1)
     value = builder_.value(
         OpKind::Mul, {value, builder_.constant(1.0 / double(settings_.microbatches), type)}, type);
-  builder_.create(OpKind::Accum, {value}, {}, {}, metric("loss", scalar_));
+  addUp(value, "loss");
+}
+
+// The metric is of the line that first adds to it.
+void Lowering::addUp(Value* value, llvm::StringRef name) {
+  Variable* var = metric(name, scalar_);
+  Op* accum = builder_.create(OpKind::Accum, {value}, {}, {}, var);
+  if (!var->loc.known()) var->loc = accum->loc;
 }
 
 void Lowering::lower(const ast::Loss& loss, Loc) {

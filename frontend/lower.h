@@ -128,6 +128,7 @@ class Lowering {
   void lower(const ast::If& branch, Loc loc);
   void lower(const ast::Loss& loss, Loc loc);
   void addLoss(Value* value, bool perMicrobatch);
+  void addUp(Value* value, llvm::StringRef metric);
   void finish();
   std::vector<std::string> carriedBy(const ast::Repeat& repeat);
 

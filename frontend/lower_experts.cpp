@@ -171,7 +171,7 @@ void Lowering::addPenalty(Value* penalty) {
     penalty = builder_.value(
         OpKind::Mul, {penalty, builder_.constant(1.0 / double(settings_.microbatches), scalar)},
         scalar);
-  builder_.create(OpKind::Accum, {penalty}, {}, {}, metric("penalty", scalar_));
+  addUp(penalty, "penalty");
 }
 
 // The mean over groups of sum_e f_e P_e, where f_e = experts/(top*T) * load and P_e = share/T for a

@@ -8,6 +8,7 @@
 
 #include "ir/broken.h"
 #include "ir/verify.h"
+#include "ir/verify_lowering.h"
 #include "ir/verify_pieces.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/STLExtras.h"
@@ -553,7 +554,8 @@ llvm::Error checkFits(const Planx& planx) {
   for (const auto& role : planx.roles)
     if (llvm::Error error = checkVariables(*planx.model, *role)) return error;
   if (!isCovered(planx)) return broken("a rank of the grid has no program");
-  return verifyPieces(planx);
+  if (llvm::Error error = verifyPieces(planx)) return error;
+  return verifyLowering(planx);
 }
 
 llvm::Expected<Planx> readPlanx(llvm::StringRef bytes) {

@@ -33,7 +33,7 @@ struct Planx {
 };
 
 // Whether the programs are this model's: of one grid, a program for each rank, with the model's inputs
-// and weights, of which the stages together hold each iteration once.
+// and weights, of which the stages together hold each iteration once, and with the model's attention.
 llvm::Error checkFits(const Planx& planx);
 
 std::string writePlanx(const Planx& planx);

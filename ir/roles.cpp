@@ -1,6 +1,8 @@
 // Tested by tests/unit/protocol_test.cpp: a plain run of all ranks agrees with one of these.
 #include "ir/roles.h"
 
+#include <map>
+
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringMap.h"
 
@@ -53,6 +55,20 @@ Ranks ranksToldApart(const Planx& planx) {
   }
   for (Representative& rank : ranks.list) rank.role = planx.roleOf(rank.rank);
   return ranks;
+}
+
+std::set<std::vector<const Module*>> columns(const Planx& planx, llvm::StringRef axis) {
+  const Grid& grid = planx.grid();
+  std::map<std::vector<size_t>, std::vector<const Module*>> byPlace;  // by the other coordinates
+  for (const Representative& rank : ranksToldApart(planx).list) {
+    std::vector<size_t> place = rank.at;
+    for (size_t i = 0; i < grid.axes.size(); ++i)
+      if (grid.axes[i].name == axis) place[i] = 0;
+    byPlace[place].push_back(planx.roles[rank.role].get());
+  }
+  std::set<std::vector<const Module*>> made;
+  for (auto& [place, programs] : byPlace) made.insert(std::move(programs));
+  return made;
 }
 
 }  // namespace planc

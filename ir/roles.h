@@ -3,6 +3,7 @@
 // other do the same, and one of them, the first, stands for all.
 #pragma once
 
+#include <set>
 #include <vector>
 
 #include "ir/planx.h"
@@ -21,5 +22,9 @@ struct Ranks {
   std::vector<Representative> list;  // in the order of ranks
 };
 Ranks ranksToldApart(const Planx& planx);
+
+// The programs of ranks that differ only along an axis, in its order: each such list once. Of no axis:
+// each program alone.
+std::set<std::vector<const Module*>> columns(const Planx& planx, llvm::StringRef axis);
 
 }  // namespace planc

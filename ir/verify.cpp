@@ -12,6 +12,7 @@
 #include "ir/verify_shapes.h"
 #include "ir/verify_sharding.h"
 #include "llvm/ADT/DenseSet.h"
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringSet.h"
 
 namespace planc {
@@ -63,6 +64,12 @@ llvm::Error Verifier::type(const Type& type) {
   bool isModel = module_.level == Level::Model;
   if (type.elements() > (isModel ? kMaxWholeElements : kMaxElements))
     return broken("type " + type.str() + " has more than 2^" + Twine(isModel ? 60 : 46) + " elements");
+  // The first of them is the microbatch, with which no piece moves.
+  for (const Dim& dim : type.dims)
+    if (!dim.moves.empty() && llvm::none_of(llvm::drop_begin(repeats_), [&](const auto& repeat) {
+          return repeat.first == dim.moves;
+        }))
+      return broken("dim '" + dim.name + "' moves with '" + dim.moves + "', which no repeat around counts");
   if (module_.level != Level::Model) return verifyHeld(type, module_.grid);
   return type == type.whole() ? llvm::Error::success()
                               : broken("a split type at the model's level: " + type.str());

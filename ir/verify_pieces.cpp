@@ -159,22 +159,11 @@ Error checkTied(const Module& model, llvm::ArrayRef<const Module*> programs, llv
 }  // namespace
 
 Error verifyPieces(const Planx& planx) {
-  const Grid& grid = planx.grid();
   llvm::StringRef axis = planx.roles.front()->pipeline.axis;
-  Ranks ranks = ranksToldApart(planx);
-  std::map<std::vector<size_t>, std::vector<const Module*>> columns;  // by the other coordinates
-  for (const Representative& rank : ranks.list) {
-    std::vector<size_t> place = rank.at;
-    for (size_t i = 0; i < grid.axes.size(); ++i)
-      if (grid.axes[i].name == axis) place[i] = 0;
-    columns[place].push_back(planx.roles[rank.role].get());
+  for (const auto& programs : columns(planx, axis)) {
+    if (Error error = checkColumn(*planx.model, programs, axis)) return error;
+    if (Error error = checkTied(*planx.model, programs, axis)) return error;
   }
-  std::set<std::vector<const Module*>> checked;
-  for (const auto& [place, programs] : columns)
-    if (checked.insert(programs).second) {
-      if (Error error = checkColumn(*planx.model, programs, axis)) return error;
-      if (Error error = checkTied(*planx.model, programs, axis)) return error;
-    }
   return Error::success();
 }
 

@@ -66,7 +66,11 @@ TEST(Cases, C03Router) {
   for (const char* grid :
        {"grid data 2\nsplit batch over data\n",
         "grid data 2, tensor 2\nsplit batch over data\nsplit head, kv, ffn, vocab "
-        "over tensor\n"})
+        "over tensor\n",
+        "grid data 2\nsplit batch over data\nsplit expert over data\n",
+        "grid data 4\nsplit batch over data\nsplit expert over data\n",
+        "grid expert 4\nsplit batch over expert\nsplit expert over expert\n",
+        "grid expert 4\nsplit seq over expert by gather\nsplit expert over expert\n"})
     expectPlanEqual("experts(layers = 2, expert = 8)", grid + kAdamW);
 }
 
@@ -75,6 +79,10 @@ TEST(Cases, C04ExpertGradientsKeepTheirScale) {
   for (const char* data : {"2", "4"})
     expectPlanEqual("experts", "grid data " + std::string(data) +
                                    "\nsplit batch over data\noptimizer sgd { lr 0.1, clip 0 }\n");
+  for (const char* grid : {"grid data 2\nsplit batch, expert over data\n",
+                           "grid data 2, expert 2\nsplit batch over data, expert\n"
+                           "split expert over expert\n"})
+    expectPlanEqual("experts", grid + std::string("optimizer sgd { lr 0.1, clip 0 }\n"));
 }
 
 // Losses 1 and 2 count on one rank and 6 on the other: their mean is 3, and the mean of the ranks'
@@ -128,6 +136,72 @@ TEST(Cases, C05TheDivisorIsAllTokens) {
   });
   // Whatever is masked where (`verify` masks later positions and samples more), with microbatches.
   expectPlanEqual("dense", "grid data 4\nsplit batch over data\nmicrobatches 2\n" + kAdamW);
+}
+
+// Two ranks in zigzag order, so that one has positions 0, 1, 6, 7 and the other 2 to 5; losses 1, 2 and 6
+// count at positions 0, 1 and 2.
+TEST(Cases, C05TheDivisorIsAllTokensOfAZigzag) {
+  auto logit = [](double loss) { return std::log(std::exp(loss) - 1); };
+  auto module = test::parse(R"(module m model {
+  grid context 2
+  split s over context by ring order zigzag
+  call @begin
+  call @forward(0)
+  var @loss : f64[] metric
+  var @count : i32[] metric
+  var @t : i32[b 1, s 8] input vocab 2
+  var @x : f64[b 1, s 8, v 2] weight init const(0.0)
+  func @begin {
+    %t = read @t : i32[b 1, s 8]
+    %n = count_valid(%t) : i32[]
+    write @count(%n)
+    zero @loss
+  }
+  func @forward {
+    %t = read @t : i32[b 1, s 8]
+    %n = read @count : i32[]
+    %x = read @x : f64[b 1, s 8, v 2]
+    %l, %lse = cross_entropy(%x, %t, %n) {over = v, scale = 1.0} : f64[], f64[b 1, s 8]
+    accum @loss(%l)
+  }
+})");
+  ASSERT_TRUE(module);
+  module->settings.set("precision", std::string("f64"));
+  test::runAll(*module);
+  EXPECT_EQ(module->findVar("t")->type.str(), "i32[b 1, s 8/context:zigzag2]");
+  test::onGoodRanks(2, [&](Communicator& comm) -> llvm::Error {
+    Coordinates rank(module->grid, comm.rank());
+    auto device = makeCpuDevice(1, rank);
+    auto session = Session::create(*module, *device, comm);
+    if (!session) return session.takeError();
+    Interpreter& interpreter = (*session)->interpreter();
+    const double losses[] = {1, 2, 6};
+    auto set = [&](const char* name, auto&& value) {
+      const Variable& var = *module->findVar(name);
+      test::fill(var.type, rank, interpreter.data(var), value);
+    };
+    set("t", [](int64_t i) { return i < 3 ? 0 : -1; });
+    set("x", [&](int64_t i) { return i % 2 == 1 && i < 6 ? logit(losses[i / 2]) : 0; });
+    for (const Call& call : module->schedule)
+      if (call.function != "update")
+        if (llvm::Error error = (*session)->run(call)) return error;
+    EXPECT_NEAR(*reinterpret_cast<const double*>(interpreter.data(*module->findVar("loss"))), 3,
+                1e-12);
+    return llvm::Error::success();
+  });
+  // The tokens of a batch over two axes, or over one.
+  for (const char* grid : {"grid data 2, context 2\nsplit batch over data\nsplit seq over context\n",
+                           "grid data 4\nsplit batch over data\n"})
+    expectPlanEqual("dense", grid + std::string("microbatches 2\n") + kAdamW);
+}
+
+// Gradients of queries, keys, values and outputs, with few kv heads and many, and where all is seen.
+TEST(Cases, C06RingBackward) {
+  for (const char* model :
+       {"dense", "dense(kv = 1)", "dense(kv = 4)", "dense(causal = false)", "dense(window = 5)"})
+    for (const char* how : {"ring", "ring(contiguous)"})
+      expectPlanEqual(model, "grid context 4\nsplit seq over context by " + std::string(how) + "\n" +
+                                 kAdamW);
 }
 
 TEST(Cases, C08GradientsAreReducedBehindTheLastMicrobatch) {
@@ -233,6 +307,77 @@ TEST(Cases, C10BalanceIsTheMicrobatchs) {
   }
 }
 
+// All tokens choose the first two of four experts, which one rank holds: the other takes part with no
+// rows, and its experts' gradients are zero, not merely small.
+TEST(Cases, C13AnExpertRankWithoutTokens) {
+  std::string model = R"(import "std/transformer.plan"
+model crowd(layers = 2) {
+  dim batch = 4, seq = 16, vocab = 32, model = 16, head = 4, kv = 2, width = 4, ffn = 32
+  dim near = 2, far = 2, expert = near + far
+  input tokens[batch, seq]  : token(vocab)
+  input targets[batch, seq] : token(vocab)
+  weight table [vocab, model] init normal(0.1)
+  x[batch, seq, model] = table[tokens]
+  repeat layer = layers {
+    x = x + attention(norm(x))
+    weight router_near [model, near] init normal(0.1)
+    weight router_far  [model, far] init normal(0.1)
+    weight gate, up [expert, model, ffn] init normal(0.1)
+    weight down     [expert, ffn, model] init normal(0.1)
+    z[batch, seq, model] = norm(x)
+    n[batch, seq, near] = z @ router_near
+    f[batch, seq, far]  = z @ router_far
+    f = f - 50
+    s[batch, seq, expert] = concat(n, f)
+    r = route(s, 2)
+    t[expert, slot, model] = dispatch(z, r)
+    h[expert, slot, ffn]   = silu(t @ gate) * (t @ up)
+    o[expert, slot, model] = h @ down
+    y[batch, seq, model]   = combine(o, r)
+    x = x + y
+  }
+  logits[batch, seq, vocab] = norm(x) @ table
+  loss cross_entropy(logits, targets)
+}
+plan p of crowd {
+  grid expert 2
+  split batch over expert
+  split expert over expert
+)" + kAdamW + "}\n";
+  test::Compiled plan = compilePlanOn(model);
+  expectEqual(plan);
+  const Module& module = *plan.program;
+  int exchanges = 0;
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](const Op* op) { exchanges += op->kind == OpKind::ExchangeRows; });
+  EXPECT_GE(exchanges, 4);  // out and home, forward and back: on both ranks, since there is one program
+  test::onGoodRanks(2, [&](Communicator& comm) -> llvm::Error {
+    auto device = makeCpuDevice(1, Coordinates(module.grid, comm.rank()));
+    auto session = Session::create(module, *device, comm);
+    if (!session) return session.takeError();
+    if (llvm::Error error = (*session)->initialise()) return error;
+    Interpreter& interpreter = (*session)->interpreter();
+    const Variable& targets = *module.findVar("targets");
+    test::fill(targets.type, Coordinates(module.grid, comm.rank()), interpreter.data(targets),
+               [](int64_t i) { return i * 7 % 32; });
+    for (const Call& call : module.schedule)
+      if (call.function != "update")
+        if (llvm::Error error = (*session)->run(call)) return error;
+    int seen = 0;
+    for (const auto& var : module.vars) {
+      if (var->kind != VarKind::Gradient || !var->type.has("expert")) continue;
+      ++seen;
+      double largest = 0;
+      for (int64_t i = 0; i < var->type.elements(); ++i)
+        largest = std::max(largest, std::abs(fetch(var->type.elem, interpreter.data(*var), i)));
+      if (comm.rank() == 0) EXPECT_GT(largest, 1e-9) << var->name;
+      else EXPECT_EQ(largest, 0) << var->name;
+    }
+    EXPECT_EQ(seen, 3);
+    return llvm::Error::success();
+  });
+}
+
 TEST(Cases, C14FewerKvHeadsThanRanks) {
   // Not named in the split: ranks hold the kv heads that their heads need.
   expectPlanEqual("dense", "grid tensor 4\nsplit head, ffn, vocab over tensor\n" + kAdamW);
@@ -287,6 +432,71 @@ TEST(Cases, C21LogitsAreSplit) {
       });
     EXPECT_EQ(largest, bytes);
     EXPECT_EQ(name, "logits");
+  }
+}
+
+// The largest difference of the projections' gradients.
+double errorOfProjections(const test::Compiled& plan) {
+  VerifyOptions options;
+  options.bound = 1;
+  options.steps = 1;
+  double worst = 0;
+  for (const Comparison& c : test::verifyPlan(plan, options).comparisons)
+    if (c.kind == "gradient" && llvm::StringRef(c.tensor).contains(".attention.w") &&
+        !llvm::StringRef(c.tensor).endswith("wo"))
+      worst = std::max(worst, c.difference);
+  return worst;
+}
+
+std::string bf16Ring(int64_t ranks) {
+  return planOf("dense(layers = 8, seq = 64, batch = 1)",
+                "grid context " + std::to_string(ranks) +
+                    "\nsplit seq over context by ring\nprecision bf16\n" + kAdamW);
+}
+
+// Of a bf16 plan on a ring, against one rank in f64.
+double errorOfRing(int64_t ranks) {
+  test::Compiled plan = compilePlanOn(bf16Ring(ranks), true);
+  plan.one = test::compileSharded(bf16Ring(ranks)).one;
+  return errorOfProjections(plan);
+}
+
+// Against one rank that rounds as the ranks do. Nothing is fused, since a chain in registers rounds less.
+double errorOfRingAlone(int64_t ranks, const test::Spoil& spoil = nullptr) {
+  const std::vector<std::string> rest{"overlap", "memory", "emit"};
+  test::Compiled plan = test::compileSharded(bf16Ring(ranks), true);
+  plan.one = cloneForOneRank(*test::compileText(bf16Ring(ranks)));
+  test::runAll(*plan.one, {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives"});
+  test::runAll(*plan.one, rest);
+  if (spoil) spoil(*plan.program);
+  test::runAll(*plan.program, rest);
+  return errorOfProjections(plan);
+}
+
+// What a block leaves, rounded to 16 bits before the next one is folded in.
+void roundTheRunningOutput(Module& module) {
+  int rounded = 0;
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](Op* op) {
+      if (op->kind != OpKind::AttendBlock) return;
+      Value* made = op->result();
+      std::vector<Use> uses(made->uses());
+      Builder b(op->parent(), op->parent()->indexOf(op) + 1);
+      Value* half = b.value(OpKind::Cast, {made}, made->type.withElem(Elem::BF16));
+      Value* again = b.value(OpKind::Cast, {half}, made->type);
+      for (const Use& use : uses) use.op->setOperand(use.index, again);
+      ++rounded;
+    });
+  EXPECT_GT(rounded, 0);
+}
+
+TEST(Cases, C22RingsKeepRunningResultsInF32) {
+  double alone = errorOfRing(1);
+  EXPECT_GT(alone, 1e-4);
+  for (int64_t ranks : {2, 4, 8}) {
+    EXPECT_LE(errorOfRing(ranks), 2 * alone) << ranks;
+    EXPECT_LE(errorOfRingAlone(ranks), alone / 20) << ranks;
+    EXPECT_GT(errorOfRingAlone(ranks, roundTheRunningOutput), alone / 20) << ranks;
   }
 }
 

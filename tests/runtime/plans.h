@@ -40,7 +40,7 @@ inline Compiled compileSharded(const std::string& text, bool ownPrecision = fals
   made.one = cloneForOneRank(*made.program);
   runAll(*made.one);
   runAll(*made.program,
-         {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives"});
+         {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives", "ring", "experts"});
   return made;
 }
 

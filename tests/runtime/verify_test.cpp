@@ -101,6 +101,20 @@ const std::string kLocalPositions =
            kGrid + "split batch over data\nsplit seq over tensor by gather\n" + kAdamW);
 const std::string kExperts = planOf("experts(layers = 2)", kGrid + kTensor + kAdamW);
 
+const std::string kRing =
+    planOf("dense(layers = 2)", "grid context 4\nsplit seq over context by ring\n" + kAdamW);
+const std::string kRingAndData =
+    planOf("dense(layers = 2)",
+           "grid data 2, context 2\nsplit batch over data\nsplit seq over context by ring\n" + kAdamW);
+const std::string kRingWindow = planOf(
+    "dense(layers = 2, window = 5)", "grid context 4\nsplit seq over context by ring\n" + kAdamW);
+const std::string kExpertsOverTensor =
+    planOf("experts(layers = 2)",
+           "grid data 2, tensor 2\nsplit batch over data\nsplit expert over tensor\n" + kAdamW);
+const std::string kExchange =
+    planOf("experts(layers = 2)", "grid data 2, expert 2\nsplit batch over data, expert\n"
+                                  "split expert over expert\n" + kAdamW);
+
 std::vector<Fault> faults() {
   return {
       {"a weight left out of the clip norm", kDense,
@@ -172,6 +186,61 @@ std::vector<Fault> faults() {
        [](Module& module) {
          for (Op* op : opsOf(module, OpKind::Dropout)) op->attrs.set("site", std::string("x"));
        }},
+      {"each backward step of a ring takes the rank's own block, the loss right", kRing,
+       [](Module& module) {
+         // Of each layer: the own block's, the next one's, and the loop's.
+         std::vector<Op*> grads = opsOf(module, OpKind::AttendGrad);
+         for (size_t i : {1, 2})
+           for (unsigned operand : {1, 2}) grads[i]->setOperand(operand, grads[0]->operand(operand));
+       },
+       "gradient", "grad.layer.attention.wv", kAll},
+      {"gradients of a ring's blocks stay one rank away, the loss right", kRing,
+       [](Module& module) {
+         Op* home = opsOf(module, OpKind::Rotate).back();
+         for (unsigned i : {0u, 1u}) home->result(i)->replaceAllUsesWith(home->operand(i));
+         home->erase();
+       },
+       "gradient", "grad.layer.attention.wv", kAll},
+      {"a window lost in a ring's backward pass, the loss right", kRingWindow,
+       [](Module& module) {
+         for (Op* op : opsOf(module, OpKind::AttendGrad)) op->attrs.erase("window");
+       },
+       "gradient", "grad.layer.attention.wv", kAll},
+      {"a window lost in a ring's forward pass", kRingWindow,
+       [](Module& module) {
+         for (Op* op : opsOf(module, OpKind::AttendBlock)) op->attrs.erase("window");
+       },
+       "metric", "loss", kAll},
+      {"positions that start again on each rank of a ring", kRingAndData, nullptr, "metric", "loss", kAll,
+       [](Module& module) { forgetPieces(module, OpKind::Rope, "seq"); }},
+      {"the loss divided by the tokens of this rank of a ring", kRingAndData,
+       [](Module& module) {
+         opsOf(module, OpKind::AllReduce, "begin").front()->attrs.set("axes", Words{"data"});
+       },
+       "metric", "count", kAll},
+      {"the loss a mean of a ring's sums", kRing,
+       [](Module& module) { scaleOperand(reductionOf(module, "loss"), 0, 0.25); }, "metric", "loss",
+       kAll},
+      {"gradients scaled by the ring, the loss right", kRing,
+       [](Module& module) {
+         for (Op* op : opsOf(module, OpKind::CrossEntropyGrad)) op->attrs.set("scale", 4.0);
+       },
+       "gradient", "grad.output", kAll},
+      {"an expert's gradient summed over tensor, which cuts experts, all else right", kExpertsOverTensor,
+       [](Module& module) {
+         reductionOf(module, "grad.layer.moe.gate")->attrs.set("axes", Words{"data", "tensor"});
+       },
+       "gradient", "grad.layer.moe.gate", kAll},
+      {"an expert's gradient summed over tensor in place of data, all else right", kExpertsOverTensor,
+       [](Module& module) {
+         reductionOf(module, "grad.layer.moe.gate")->attrs.set("axes", Words{"tensor"});
+       },
+       "gradient", "grad.layer.moe.gate", kAll},
+      {"experts' gradients once for each of their ranks, all else right", kExchange,
+       [](Module& module) {
+         for (Op* op : accumsInto(module, "grad.layer.moe.down.sum")) scaleOperand(op, 0, 2);
+       },
+       "gradient", "grad.layer.moe.down", kAll},
       {"two weights taken for each other", kDense,
        [](Module& module) {
          for (Op* op : opsOf(module, OpKind::Read, "forward"))
@@ -280,6 +349,42 @@ TEST(Verification, FindsWhereAFaultBegins) {
   EXPECT_EQ(ranksOf(*first), std::set<int64_t>{3});
   EXPECT_EQ(good.one->files[first->loc.file], "std/transformer.plan");
   EXPECT_EQ(first->loc.line, 79u);
+}
+
+// The gradient of the weights of choices whose experts another rank holds, cut on each rank: the loss is
+// right, the router's gradient is not (case 3).
+TEST(Verification, RouterOfRemoteExperts) {
+  std::string text = planOf("experts(layers = 2, expert = 8)",
+                            "grid data 2\nsplit batch over data\nsplit expert over data\n" + kAdamW);
+  test::expectEqual(test::compilePlanOn(text));
+  auto spoiledOn = [&](int64_t rank) {
+    return test::compileSpoiled(text, [&](Module& module) {
+      for (Op* op : opsOf(module, OpKind::RouteGrad)) {
+        Builder b = before(op);
+        Type type = op->operand(2)->type, scalar{type.elem, {}};
+        Value* choice = b.value(OpKind::Cast, {op->operand(1)}, type);
+        // Experts 4 to 7 are the second rank's.
+        Value* isSecond = b.value(OpKind::Ge, {choice, b.constant(4, scalar)}, type);
+        Value* isOwn = rank == 1 ? isSecond
+                                 : b.value(OpKind::Sub, {b.constant(1, type), isSecond}, type);
+        op->setOperand(2, b.value(OpKind::Mul, {op->operand(2), isOwn}, type));
+      }
+    });
+  };
+  test::Compiled first = spoiledOn(0), second = spoiledOn(1);
+  ASSERT_TRUE(first.program && second.program);
+  VerifyOptions options;
+  options.steps = 1;
+  VerifyReport report =
+      test::verifyRanks(*first.one, 2, options, [&](int64_t rank) -> const Module& {
+        return rank == 0 ? *first.program : *second.program;
+      });
+  ASSERT_NE(report.first(), nullptr);
+  EXPECT_EQ(report.first()->tensor, "grad.layer.moe.router") << test::describe(*report.first());
+  for (const Comparison& c : report.comparisons)
+    if (c.tensor == "loss") {
+      EXPECT_TRUE(c.ranks.empty()) << test::describe(c);
+    }
 }
 
 // Ranks that hold the same must hold the right thing; that their copies agree is no proof. Here two

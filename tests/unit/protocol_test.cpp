@@ -351,8 +351,8 @@ TEST(Protocol, ManyRanksAreFast) {
 
 // ---- Compiled plans.
 
-std::unique_ptr<Module> compiled() {
-  auto module = test::compileText(R"(
+std::unique_ptr<Module> trained() {
+  return test::compileText(R"(
 import "std/transformer.plan"
 model lm(layers = 3) {
   dim batch = 8, seq = 16, vocab = 32
@@ -376,6 +376,10 @@ plan train of lm {
   microbatches 2
 }
 )");
+}
+
+std::unique_ptr<Module> compiled() {
+  auto module = trained();
   test::runAll(*module);
   return module;
 }
@@ -439,15 +443,7 @@ TEST(Protocol, CheckRefusesAFile) {
     while (!(*before)->has(Comm));
     std::rotate(before, sum, sum + 1);
   });
-  planx.model = std::make_unique<Module>();
-  planx.model->settings = program->settings;
-  for (const auto& var : program->vars)
-    if (var->kind == VarKind::Input || var->kind == VarKind::Weight) {
-      Variable whole = *var;
-      whole.type = whole.type.whole();
-      whole.place.reset();
-      planx.model->addVar(std::move(whole));
-    }
+  planx.model = trained();
   std::string path = ::testing::TempDir() + "protocol-" + std::to_string(::getpid()) + ".planx";
   {
     std::error_code error;

@@ -139,6 +139,42 @@ TEST(Verify, DocumentsAreOfTokens) {
     EXPECT_NE(errorFor(c.body).find(c.message), std::string::npos) << c.body << errorFor(c.body);
 }
 
+// A piece moves with a repeat around it, of which it has an iteration.
+TEST(Verify, PiecesMoveWithARepeatAround) {
+  const char* text = R"(module m sharded {
+  grid context 4
+  set microbatches = 2
+  var @k : f32[s 16/context%1] weight init const(0.0)
+  func @f {
+    %k = const {value = 0.0} : f32[s 16/context%2]
+    %e = exp(%k) : f32[s 16/context%2]
+    %r = repeat(%e) {count = 3, dim = ring} : f32[s 16/context%3] body(%b : f32[s 16/context%4]) {
+      %n = rotate(%b) {axes = [context], by = 1} : f32[s 16/context+1%4]
+      yield(%n)
+    }
+  }
+})";
+  auto errorFor = [&](std::vector<std::string> moves) {
+    std::string filled = text;
+    for (size_t i = 0; i < 4; ++i)
+      for (std::string mark = "%" + std::to_string(i + 1); filled.find(mark) != std::string::npos;)
+        filled.replace(filled.find(mark), 2, moves[i]);
+    Diagnostics diags;
+    parseModule(diags.addFile("t.ir", filled), diags);
+    return diags.messages().empty() ? std::string() : diags.messages().front().text;
+  };
+  EXPECT_EQ(errorFor({"", "", "+3", "+ring"}), "");
+  EXPECT_NE(errorFor({"", "+ring", "+3+ring", "+ring"})
+                .find("dim 's' moves with 'ring', which no repeat around counts"),
+            std::string::npos);
+  EXPECT_NE(errorFor({"", "+layer", "+layer", "+layer"}).find("moves with 'layer'"), std::string::npos);
+  // Places of inputs move with the microbatch; pieces don't.
+  EXPECT_NE(errorFor({"", "+microbatch", "+microbatch", "+microbatch"}).find("moves with 'microbatch'"),
+            std::string::npos);
+  EXPECT_NE(errorFor({"+ring", "", "+3", "+ring"}).find("variable '@k': dim 's' moves with 'ring'"),
+            std::string::npos);
+}
+
 TEST(Verify, PlacesLieInTheArena) {
   const char* text = R"(module m rank {
   arena 0x40
