@@ -16,12 +16,13 @@ namespace {
 using llvm::Error;
 using llvm::Twine;
 
-constexpr std::array<const char*, 8> kKeys{"seq",    "by",    "head",      "kv",
+constexpr std::array<const char*, 8> kKeys{"seq",    "by",     "head",      "kv",
                                            "causal", "window", "documents", "scale"};
 using Asked = std::array<std::string, kKeys.size()>;  // the value of each, as text
 
 bool isAttention(const Op& op) {
-  return op.kind == OpKind::Attend || op.kind == OpKind::AttendBlock || op.kind == OpKind::AttendGrad;
+  return op.kind == OpKind::Attend || op.kind == OpKind::AttendBlock ||
+         op.kind == OpKind::AttendGrad;
 }
 
 Asked askedOf(const Op& op) {

@@ -190,8 +190,9 @@ TEST(Cases, C05TheDivisorIsAllTokensOfAZigzag) {
     return llvm::Error::success();
   });
   // The tokens of a batch over two axes, or over one.
-  for (const char* grid : {"grid data 2, context 2\nsplit batch over data\nsplit seq over context\n",
-                           "grid data 4\nsplit batch over data\n"})
+  for (const char* grid :
+       {"grid data 2, context 2\nsplit batch over data\nsplit seq over context\n",
+        "grid data 4\nsplit batch over data\n"})
     expectPlanEqual("dense", grid + std::string("microbatches 2\n") + kAdamW);
 }
 
@@ -200,8 +201,8 @@ TEST(Cases, C06RingBackward) {
   for (const char* model :
        {"dense", "dense(kv = 1)", "dense(kv = 4)", "dense(causal = false)", "dense(window = 5)"})
     for (const char* how : {"ring", "ring(contiguous)"})
-      expectPlanEqual(model, "grid context 4\nsplit seq over context by " + std::string(how) + "\n" +
-                                 kAdamW);
+      expectPlanEqual(
+          model, "grid context 4\nsplit seq over context by " + std::string(how) + "\n" + kAdamW);
 }
 
 TEST(Cases, C08GradientsAreReducedBehindTheLastMicrobatch) {
@@ -350,7 +351,8 @@ plan p of crowd {
   int exchanges = 0;
   for (const auto& function : module.functions)
     walk(*function->body, [&](const Op* op) { exchanges += op->kind == OpKind::ExchangeRows; });
-  EXPECT_GE(exchanges, 4);  // out and home, forward and back: on both ranks, since there is one program
+  EXPECT_GE(exchanges,
+            4);  // out and home, forward and back: on both ranks, since there is one program
   test::onGoodRanks(2, [&](Communicator& comm) -> llvm::Error {
     auto device = makeCpuDevice(1, Coordinates(module.grid, comm.rank()));
     auto session = Session::create(module, *device, comm);
@@ -466,7 +468,8 @@ double errorOfRingAlone(int64_t ranks, const test::Spoil& spoil = nullptr) {
   const std::vector<std::string> rest{"overlap", "memory", "emit"};
   test::Compiled plan = test::compileSharded(bf16Ring(ranks), true);
   plan.one = cloneForOneRank(*test::compileText(bf16Ring(ranks)));
-  test::runAll(*plan.one, {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives"});
+  test::runAll(*plan.one,
+               {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives"});
   test::runAll(*plan.one, rest);
   if (spoil) spoil(*plan.program);
   test::runAll(*plan.program, rest);

@@ -39,8 +39,8 @@ inline Compiled compileSharded(const std::string& text, bool ownPrecision = fals
   if (!ownPrecision) widen(*made.program);
   made.one = cloneForOneRank(*made.program);
   runAll(*made.one);
-  runAll(*made.program,
-         {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives", "ring", "experts"});
+  runAll(*made.program, {"autodiff", "recompute", "precision", "optimizer", "shard", "collectives",
+                         "ring", "experts"});
   return made;
 }
 

@@ -103,17 +103,18 @@ const std::string kExperts = planOf("experts(layers = 2)", kGrid + kTensor + kAd
 
 const std::string kRing =
     planOf("dense(layers = 2)", "grid context 4\nsplit seq over context by ring\n" + kAdamW);
-const std::string kRingAndData =
-    planOf("dense(layers = 2)",
-           "grid data 2, context 2\nsplit batch over data\nsplit seq over context by ring\n" + kAdamW);
-const std::string kRingWindow = planOf(
-    "dense(layers = 2, window = 5)", "grid context 4\nsplit seq over context by ring\n" + kAdamW);
+const std::string kRingAndData = planOf(
+    "dense(layers = 2)",
+    "grid data 2, context 2\nsplit batch over data\nsplit seq over context by ring\n" + kAdamW);
+const std::string kRingWindow = planOf("dense(layers = 2, window = 5)",
+                                       "grid context 4\nsplit seq over context by ring\n" + kAdamW);
 const std::string kExpertsOverTensor =
     planOf("experts(layers = 2)",
            "grid data 2, tensor 2\nsplit batch over data\nsplit expert over tensor\n" + kAdamW);
-const std::string kExchange =
-    planOf("experts(layers = 2)", "grid data 2, expert 2\nsplit batch over data, expert\n"
-                                  "split expert over expert\n" + kAdamW);
+const std::string kExchange = planOf("experts(layers = 2)",
+                                     "grid data 2, expert 2\nsplit batch over data, expert\n"
+                                     "split expert over expert\n" +
+                                         kAdamW);
 
 std::vector<Fault> faults() {
   return {
@@ -191,7 +192,8 @@ std::vector<Fault> faults() {
          // Of each layer: the own block's, the next one's, and the loop's.
          std::vector<Op*> grads = opsOf(module, OpKind::AttendGrad);
          for (size_t i : {1, 2})
-           for (unsigned operand : {1, 2}) grads[i]->setOperand(operand, grads[0]->operand(operand));
+           for (unsigned operand : {1, 2})
+             grads[i]->setOperand(operand, grads[0]->operand(operand));
        },
        "gradient", "grad.layer.attention.wv", kAll},
       {"gradients of a ring's blocks stay one rank away, the loss right", kRing,
@@ -211,8 +213,8 @@ std::vector<Fault> faults() {
          for (Op* op : opsOf(module, OpKind::AttendBlock)) op->attrs.erase("window");
        },
        "metric", "loss", kAll},
-      {"positions that start again on each rank of a ring", kRingAndData, nullptr, "metric", "loss", kAll,
-       [](Module& module) { forgetPieces(module, OpKind::Rope, "seq"); }},
+      {"positions that start again on each rank of a ring", kRingAndData, nullptr, "metric", "loss",
+       kAll, [](Module& module) { forgetPieces(module, OpKind::Rope, "seq"); }},
       {"the loss divided by the tokens of this rank of a ring", kRingAndData,
        [](Module& module) {
          opsOf(module, OpKind::AllReduce, "begin").front()->attrs.set("axes", Words{"data"});
@@ -226,12 +228,14 @@ std::vector<Fault> faults() {
          for (Op* op : opsOf(module, OpKind::CrossEntropyGrad)) op->attrs.set("scale", 4.0);
        },
        "gradient", "grad.output", kAll},
-      {"an expert's gradient summed over tensor, which cuts experts, all else right", kExpertsOverTensor,
+      {"an expert's gradient summed over tensor, which cuts experts, all else right",
+       kExpertsOverTensor,
        [](Module& module) {
          reductionOf(module, "grad.layer.moe.gate")->attrs.set("axes", Words{"data", "tensor"});
        },
        "gradient", "grad.layer.moe.gate", kAll},
-      {"an expert's gradient summed over tensor in place of data, all else right", kExpertsOverTensor,
+      {"an expert's gradient summed over tensor in place of data, all else right",
+       kExpertsOverTensor,
        [](Module& module) {
          reductionOf(module, "grad.layer.moe.gate")->attrs.set("axes", Words{"tensor"});
        },
@@ -354,8 +358,9 @@ TEST(Verification, FindsWhereAFaultBegins) {
 // The gradient of the weights of choices whose experts another rank holds, cut on each rank: the loss is
 // right, the router's gradient is not (case 3).
 TEST(Verification, RouterOfRemoteExperts) {
-  std::string text = planOf("experts(layers = 2, expert = 8)",
-                            "grid data 2\nsplit batch over data\nsplit expert over data\n" + kAdamW);
+  std::string text =
+      planOf("experts(layers = 2, expert = 8)",
+             "grid data 2\nsplit batch over data\nsplit expert over data\n" + kAdamW);
   test::expectEqual(test::compilePlanOn(text));
   auto spoiledOn = [&](int64_t rank) {
     return test::compileSpoiled(text, [&](Module& module) {
@@ -365,8 +370,8 @@ TEST(Verification, RouterOfRemoteExperts) {
         Value* choice = b.value(OpKind::Cast, {op->operand(1)}, type);
         // Experts 4 to 7 are the second rank's.
         Value* isSecond = b.value(OpKind::Ge, {choice, b.constant(4, scalar)}, type);
-        Value* isOwn = rank == 1 ? isSecond
-                                 : b.value(OpKind::Sub, {b.constant(1, type), isSecond}, type);
+        Value* isOwn =
+            rank == 1 ? isSecond : b.value(OpKind::Sub, {b.constant(1, type), isSecond}, type);
         op->setOperand(2, b.value(OpKind::Mul, {op->operand(2), isOwn}, type));
       }
     });
@@ -375,10 +380,9 @@ TEST(Verification, RouterOfRemoteExperts) {
   ASSERT_TRUE(first.program && second.program);
   VerifyOptions options;
   options.steps = 1;
-  VerifyReport report =
-      test::verifyRanks(*first.one, 2, options, [&](int64_t rank) -> const Module& {
-        return rank == 0 ? *first.program : *second.program;
-      });
+  VerifyReport report = test::verifyRanks(
+      *first.one, 2, options,
+      [&](int64_t rank) -> const Module& { return rank == 0 ? *first.program : *second.program; });
   ASSERT_NE(report.first(), nullptr);
   EXPECT_EQ(report.first()->tensor, "grad.layer.moe.router") << test::describe(*report.first());
   for (const Comparison& c : report.comparisons)

@@ -91,7 +91,7 @@ const std::pair<const char*, void (*)(Op&)> kSpoils[] = {
      [](Op& op) {
        bool has = int(op.operands().size()) > op.info().minOperands;
        llvm::ArrayRef<Value*> own = op.operands().take_front(size_t(op.info().minOperands));
-      if (has) op.setOperands(std::vector<Value*>(own.begin(), own.end()));
+       if (has) op.setOperands(std::vector<Value*>(own.begin(), own.end()));
        else op.addOperand(op.operand(0)), op.addOperand(op.operand(0));
      }},
 };
@@ -110,7 +110,8 @@ TEST(Lowering, NoAttributeIsLost) {
         spoil(*op);
         std::string said = verdict(planx);
         EXPECT_NE(said.find(std::string(what) + " "), std::string::npos)
-            << plan << ", " << what << " of " << printOp(*op) << ":\n" << said;
+            << plan << ", " << what << " of " << printOp(*op) << ":\n"
+            << said;
       }
   }
 }

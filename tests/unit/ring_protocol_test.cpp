@@ -54,19 +54,19 @@ Planx ringOfTwo(Exchange exchange) {
                        {"receive", -1, Phase::Wait}};
     else if (exchange == Exchange::OneReceivesFirst && rank == 1)
       role.schedule = {{"begin", -1}, {"receive", -1}, {"send", -1}};
-    else
-      role.schedule = {{"begin", -1}, {"send", -1}, {"receive", -1}};
+    else role.schedule = {{"begin", -1}, {"send", -1}, {"receive", -1}};
   }
   return planx;
 }
 
 TEST(RingCases, C12SendsThatWaitForEachOther) {
-  expectSays(verdict(ringOfTwo(Exchange::BothSendFirst)),
-             {"ranks wait for each other for ever\n"
-              "  rank 0 (context 0), operation 1:\n    send(%keys)",
-              "    at ring.plan:3:5\n    waits for rank 1 (context 1): message 1 of channel 0 between "
-              "ranks 0, 1\n  rank 1 (context 1), operation 1:\n    send(%keys)",
-              "waits for rank 0 (context 0): message 1 of channel 1 between ranks 0, 1"});
+  expectSays(
+      verdict(ringOfTwo(Exchange::BothSendFirst)),
+      {"ranks wait for each other for ever\n"
+       "  rank 0 (context 0), operation 1:\n    send(%keys)",
+       "    at ring.plan:3:5\n    waits for rank 1 (context 1): message 1 of channel 0 between "
+       "ranks 0, 1\n  rank 1 (context 1), operation 1:\n    send(%keys)",
+       "waits for rank 0 (context 0): message 1 of channel 1 between ranks 0, 1"});
   EXPECT_EQ(verdict(ringOfTwo(Exchange::OneReceivesFirst)), "");
   EXPECT_EQ(verdict(ringOfTwo(Exchange::Started)), "");
 }
@@ -101,7 +101,8 @@ std::vector<Op*> messages(Module& module, std::initializer_list<OpKind> kinds) {
 TEST(RingCases, C12BlocksTravelInOneMessage) {
   for (const char* ranks : {"2", "4"}) {
     Planx planx = compiled(
-        test::dense("grid context " + std::string(ranks) + " split seq over context by ring"), false);
+        test::dense("grid context " + std::string(ranks) + " split seq over context by ring"),
+        false);
     ASSERT_FALSE(planx.roles.empty());
     EXPECT_EQ(verdict(planx), "");
     EXPECT_TRUE(messages(*planx.roles[0], {OpKind::Send, OpKind::Receive}).empty());
@@ -176,8 +177,9 @@ TEST(ExpertCases, OrderOfExchangesDiffers) {
       std::vector<Op*> found = messages(*spoiled.roles[0], kinds);
       if (found[i]->parent() != found[j]->parent() || !moveBefore(found[j], found[i])) continue;
       EXPECT_EQ(llvm::toString(verify(*spoiled.roles[0])), "");
-      expectSays(verdict(spoiled), {"ranks 0 and 1 enter different operations: ", "rank 0 (expert 0)",
-                                    "rank 1 (expert 1)", "std/transformer.plan:"});
+      expectSays(verdict(spoiled),
+                 {"ranks 0 and 1 enter different operations: ", "rank 0 (expert 0)",
+                  "rank 1 (expert 1)", "std/transformer.plan:"});
       ++exchanged;
     }
   EXPECT_GE(exchanged, 6);
@@ -195,10 +197,12 @@ TEST(ExpertCases, CountsOfAnExchangeDiffer) {
       if (dim.whole) dim.whole *= 2;
     }
     // Of rows only the room is known before they come.
-    expectSays(verdict(planx), {kind == OpKind::AllToAll
-                                    ? "ranks 0 and 1 enter different operations: count '4' and '8'"
-                                    : "ranks 0 and 1 enter different operations: room '1024, 4, 4' and '2048, 4, 4'",
-                                "std/transformer.plan:"});
+    expectSays(
+        verdict(planx),
+        {kind == OpKind::AllToAll
+             ? "ranks 0 and 1 enter different operations: count '4' and '8'"
+             : "ranks 0 and 1 enter different operations: room '1024, 4, 4' and '2048, 4, 4'",
+         "std/transformer.plan:"});
   }
 }
 
@@ -222,10 +226,12 @@ TEST(RingCases, OneRankTurnsTheOtherWay) {
 // Case 31: each message tells what it is, between whom, how large, and for which line of the plan.
 TEST(RingCases, C31EveryMessageIsNamed) {
   for (const std::string& text :
-       {test::experts("grid tensor 2, expert 2 split batch over expert split head, kv, ffn, vocab over "
-                      "tensor split expert over expert optimizer adamw { clip 1.0 }"),
-        test::dense("grid tensor 2, context 2 split head, kv, ffn, vocab over tensor split seq over "
-                    "context by ring optimizer adamw { clip 1.0 }")}) {
+       {test::experts(
+            "grid tensor 2, expert 2 split batch over expert split head, kv, ffn, vocab over "
+            "tensor split expert over expert optimizer adamw { clip 1.0 }"),
+        test::dense(
+            "grid tensor 2, context 2 split head, kv, ffn, vocab over tensor split seq over "
+            "context by ring optimizer adamw { clip 1.0 }")}) {
     for (llvm::StringRef last : {"experts", "emit"}) {
       auto module = test::sharded(text, last);
       ASSERT_TRUE(module);

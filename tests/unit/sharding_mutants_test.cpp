@@ -222,7 +222,8 @@ const Mutant kMutantsOnTheWay[] = {
      },
      "attend_block"},
     {"blocks are not passed on", kRing,
-     [](Module& m) { test::drop(first(m, OpKind::Rotate, "forward")); }, "value 0 changes its type"},
+     [](Module& m) { test::drop(first(m, OpKind::Rotate, "forward")); },
+     "value 0 changes its type"},
     {"blocks go two places", kRing,
      [](Module& m) { first(m, OpKind::Rotate, "forward")->attrs.set("by", int64_t{2}); }, "rotate"},
     {"gradients of blocks do not come home", kRing,
@@ -322,14 +323,15 @@ const std::string kPrograms[] = {
             "split seq over tensor by gather"),
     dense("grid data 2, context 4 split batch over data split seq over context by ring "
           "recompute attend optimizer adamw { clip 1.0 }"),
-    experts("grid data 2, expert 2, tensor 2 split batch over data, expert split expert over expert "
-            "split head, kv, ffn, vocab over tensor"),
+    experts(
+        "grid data 2, expert 2, tensor 2 split batch over data, expert split expert over expert "
+        "split head, kv, ffn, vocab over tensor"),
 };
 
 // Spoils the ops that are wanted, one at a time: the verifier must refuse every one. `axis`: of programs
 // that have it.
-void expectRefused(llvm::function_ref<bool(const Op&)> isWanted, llvm::function_ref<void(Op&)> spoil,
-                   llvm::StringRef axis = "data") {
+void expectRefused(llvm::function_ref<bool(const Op&)> isWanted,
+                   llvm::function_ref<void(Op&)> spoil, llvm::StringRef axis = "data") {
   for (const std::string& plan : kPrograms) {
     auto whole = sharded(plan, "experts");
     if (whole->grid.find(axis).empty()) continue;
@@ -380,14 +382,17 @@ TEST(ShardingMutants, NoTypeDeniesOrInventsAPartialSum) {
       return !op.results().empty() && op.kind != OpKind::Const && !isStep &&
              !hasAxis(op.result()->type.splitAxes(), module.grid.find(axis)[0].name);
     };
-    expectRefused(isFree, [&](Op& op) {
-      Grid& grid = op.parent()->module().grid;
-      Axes& partial = op.result()->type.partial;
-      Axis first = grid.find(axis)[0];
-      if (hasAxis(partial, first.name)) llvm::erase_value(partial, first);
-      else partial.push_back(first);
-      grid.sort(partial);
-    }, axis);
+    expectRefused(
+        isFree,
+        [&](Op& op) {
+          Grid& grid = op.parent()->module().grid;
+          Axes& partial = op.result()->type.partial;
+          Axis first = grid.find(axis)[0];
+          if (hasAxis(partial, first.name)) llvm::erase_value(partial, first);
+          else partial.push_back(first);
+          grid.sort(partial);
+        },
+        axis);
   }
 }
 
