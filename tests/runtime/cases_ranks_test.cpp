@@ -367,7 +367,11 @@ plan p of crowd {
         if (llvm::Error error = (*session)->run(call)) return error;
     int seen = 0;
     for (const auto& var : module.vars) {
-      if (var->kind != VarKind::Gradient || !var->type.has("expert")) continue;
+      bool isGradient = var->kind == VarKind::Gradient && var->type.has("expert");
+      // Where the rank's own experts' rows begin and end.
+      bool isCount =
+          var->kind == VarKind::Slot && var->type.has("bound") && !var->type.splitAxes().empty();
+      if (!isGradient && !isCount) continue;
       ++seen;
       double largest = 0;
       for (int64_t i = 0; i < var->type.elements(); ++i)
