@@ -170,7 +170,7 @@ struct Target {
   Ident axis;
   Ident method;  // after `by`; empty: none
   std::vector<ExprPtr> args;
-  Ident path;    // `schedule("FILE")`: without quotes; line 0: the method has expressions or nothing
+  Ident path;   // `schedule("FILE")`: without quotes; line 0: the method has expressions or nothing
   Ident scope;  // after the method: `within LEVEL` or `across`; empty: none
   std::vector<Quantity> stages;
 };

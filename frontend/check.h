@@ -36,13 +36,13 @@ struct Scope {
 
 // What a model does with a dim, as far as splits care: bits of DimInfo::uses.
 enum DimUse : unsigned {
-  kSamples = 1,      // the first dim of an input
-  kPositions = 2,    // a later one
-  kTokens = 4,       // an input's tokens index it: a vocabulary
-  kAttended = 8,     // `attend` goes over it
-  kHeads = 16,       // of `attend`'s queries
-  kKvHeads = 32,     // of its keys and values
-  kRouted = 64,      // `route` goes over it
+  kSamples = 1,       // the first dim of an input
+  kPositions = 2,     // a later one
+  kTokens = 4,        // an input's tokens index it: a vocabulary
+  kAttended = 8,      // `attend` goes over it
+  kHeads = 16,        // of `attend`'s queries
+  kKvHeads = 32,      // of its keys and values
+  kRouted = 64,       // `route` goes over it
   kIterations = 128,  // a `repeat` counts it
   kAllSeen = 256,     // an `attend` over it is not causal
 };
@@ -52,7 +52,7 @@ struct DimInfo {
   int64_t size = 0;
   Loc loc;
   unsigned uses = 0;
-  std::set<int64_t> others = {};  // sizes that the name has elsewhere in the model
+  std::set<int64_t> others = {};     // sizes that the name has elsewhere in the model
   std::set<std::string> heads = {};  // of those that `attend` over it; empty: it has none
   // Of repeats that count it: the iterations of those that stand in no other repeat, all together,
   // the place of the first of these among the model's, and whether there are others.

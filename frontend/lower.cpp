@@ -167,12 +167,13 @@ static std::optional<Init> initOf(const ast::InitSpec& spec, std::optional<doubl
 // Names under which a program keeps what it makes itself, next to weights and inputs: the step's
 // metrics, and gradients as `grad.NAME`.
 bool Lowering::isReserved(llvm::StringRef name, Loc loc) {
-  static constexpr llvm::StringLiteral kReserved[] = {"count", "dropped", "grad",    "grad_norm", "load",
-                                                      "loss",  "lr",      "penalty", "step"};
+  static constexpr llvm::StringLiteral kReserved[] = {
+      "count", "dropped", "grad", "grad_norm", "load", "loss", "lr", "penalty", "step"};
   llvm::StringRef first = name.split('.').first;
   if (!llvm::is_contained(kReserved, first)) return false;
   error(loc, Diag::ReservedName, first)
-      .suggest("these are reserved: count, dropped, grad, grad_norm, load, loss, lr, penalty, step");
+      .suggest(
+          "these are reserved: count, dropped, grad, grad_norm, load, loss, lr, penalty, step");
   return true;
 }
 
@@ -279,7 +280,10 @@ Item Lowering::conform(Item value, llvm::ArrayRef<Dim> dims, llvm::StringRef nam
     wanted.dims.push_back(type.dims[size_t(type.find(dims[i].name))]);
     inOrder &= type.dims[i].name == dims[i].name;
   }
-  if (inOrder) return value;
+  bool rowsFirst =
+      type.grouping().empty() || (type.dims.size() > 1 && dims[0].name == type.grouping() &&
+                                  type.dims[size_t(type.find(dims[1].name))].isRagged());
+  if (inOrder && rowsFirst) return value;
   if (!type.grouping().empty()) {
     error(loc, Diag::RaggedOrder, name, dimList(type.dims))
         .suggest("the groups' dim and their rows come first");

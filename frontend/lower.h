@@ -184,6 +184,7 @@ class Lowering {
   Item lowerConcat(const ast::Expr& call, const Wanted& wanted);
   Item lowerUnary(OpKind kind, BoundArgs& args);
   Item lowerMaxMin(OpKind kind, BoundArgs& args);
+  bool goesOverGroups(const Item& x, const Dim& over, const ast::Expr& call);
   Item lowerNorm(bool center, BoundArgs& args);
   Item lowerSoftmax(BoundArgs& args);
   Item lowerSum(bool mean, BoundArgs& args);

@@ -337,6 +337,16 @@ Item Lowering::lowerMaxMin(OpKind kind, BoundArgs& args) {
   return elementwise(kind, a, b, args.wanted, args.call.loc);
 }
 
+// Along packed rows or their groups there is nothing to go over: how they are dealt out is known at run
+// time only.
+bool Lowering::goesOverGroups(const Item& x, const Dim& over, const ast::Expr& call) {
+  const Type& type = x.value->type;
+  if (over.name != type.grouping() && !type.dims[size_t(type.find(over.name))].isRagged())
+    return false;
+  error(call.loc, Diag::OverGroups, call.text, over.name);
+  return true;
+}
+
 Item Lowering::lowerNorm(bool center, BoundArgs& args) {
   const Item& x = args[0].item;
   const Dim& over = args[1].dim;
@@ -345,6 +355,7 @@ Item Lowering::lowerNorm(bool center, BoundArgs& args) {
         .suggest("give the dim to normalise: over = NAME");
     return poison();
   }
+  if (goesOverGroups(x, over, args.call)) return poison();
   Attrs attrs{{"over", over.name}, {"eps", args[2].number}};
   if (center) attrs.set("center", int64_t{1});
   const Type& type = x.value->type;
@@ -361,6 +372,7 @@ Item Lowering::lowerSoftmax(BoundArgs& args) {
     error(args.call.loc, Diag::LacksDim, "softmax", over.name, dimList(dimsOf(x)));
     return poison();
   }
+  if (goesOverGroups(x, over, args.call)) return poison();
   return Item::tensor(
       emit(OpKind::Softmax, {x.value}, x.value->type, {{"over", over.name}}, args.call.loc),
       x.offsets);

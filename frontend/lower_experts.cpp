@@ -64,8 +64,8 @@ Item Lowering::lowerRoute(BoundArgs& args) {
     }
     operands.push_back(readVar(bias, args[13].loc));
   }
-  Op* op = at(loc).create(OpKind::Route, operands,
-                          {choice, choice.withElem(scalar_), sums, sums}, attrs);
+  Op* op = at(loc).create(OpKind::Route, operands, {choice, choice.withElem(scalar_), sums, sums},
+                          attrs);
   unsigned i = 0;
   for (const char* name : {"choice", "gate", "load", "share"}) op->result(i++)->name = name;
   lowerPacking(*op, capacity, *routing);
@@ -103,8 +103,7 @@ std::optional<Attrs> Lowering::groupsOf(const BoundArgs& args, int64_t experts) 
     return std::nullopt;
   }
   if (args[11].word == "best2" && size < 2) {
-    error(args[11].loc, Diag::GroupOfOne)
-        .suggest("use group_score = best, or fewer groups");
+    error(args[11].loc, Diag::GroupOfOne).suggest("use group_score = best, or fewer groups");
     return std::nullopt;
   }
   if (kept == groups) return Attrs{};
@@ -134,14 +133,19 @@ void Lowering::lowerPacking(Op& route, double capacity, Routing& routing) {
   routing.row = pack->result(0);
   routing.offsets = pack->result(1);
   // A rank that has a piece of a sequence may have all of the tokens that an expert takes of it.
-  bool isCut = llvm::any_of(settings_.splits, [](const Split& split) { return split.dim == "seq"; });
+  bool isCut =
+      llvm::any_of(settings_.splits, [](const Split& split) { return split.dim == "seq"; });
   routing.rows = packedRows(*pack, isCut ? nullptr : admit);
+  if (routing.rows > INT32_MAX)
+    error(route.loc, Diag::TooManyRows, routing.rows)
+        .suggest("a smaller batch a microbatch, or a smaller 'top', makes fewer");
 }
 
 // The step's metrics of a routing, `load.layer.moe` by layer and expert and, with a capacity,
 // `dropped.layer.moe` by layer: one instance of a module has one slice for each iteration around it.
 void Lowering::countLoads(const Op& route, const Value* gate) {
-  std::string path = scope().path.empty() ? "route" : scope().path.substr(0, scope().path.size() - 1);
+  std::string path =
+      scope().path.empty() ? "route" : scope().path.substr(0, scope().path.size() - 1);
   auto count = [&](const char* kind, Value* value, llvm::ArrayRef<Dim> dims) {
     Variable var;
     var.name = kind + ("." + path);
@@ -159,8 +163,7 @@ void Lowering::countLoads(const Op& route, const Value* gate) {
   count("load", load, load->type.dims[size_t(load->type.find(route.attrs.word("over")))]);
   if (gate == route.result(1)) return;
   Value* fit = gate->def()->operand(1);
-  count("dropped", builder_.elementwise(
-                       OpKind::Sub, {builder_.constant(1, fit->type), fit}), {});
+  count("dropped", builder_.elementwise(OpKind::Sub, {builder_.constant(1, fit->type), fit}), {});
 }
 
 // Adds a penalty of a microbatch to the loss, and shows the step's mean.
@@ -180,8 +183,8 @@ void Lowering::lowerBalance(const Op& route, double factor) {
   Type scalar{scalar_, {}};
   Value* product = builder_.elementwise(OpKind::Mul, {route.result(2), route.result(3)});
   Value* sum = builder_.value(OpKind::Sum, {product}, scalar);
-  addPenalty(builder_.value(OpKind::Mul, {sum, builder_.constant(factor, scalar)}, scalar, {},
-                            "penalty"));
+  addPenalty(
+      builder_.value(OpKind::Mul, {sum, builder_.constant(factor, scalar)}, scalar, {}, "penalty"));
 }
 
 // The z-loss (Zoph et al. 2022): the sum over tokens of the squared log-sum-exp of the scores, times
@@ -193,8 +196,8 @@ void Lowering::lowerLogits(const Op& route, double factor) {
   Type byToken = scores->type.without(over).withElem(scalar_);
   Value* lse = builder_.value(OpKind::LogSumExp, {scores}, byToken, {{"over", over}}, "lse");
   Value* sum = builder_.value(OpKind::Sum, {builder_.elementwise(OpKind::Square, {lse})}, scalar);
-  addPenalty(builder_.value(OpKind::Mul, {sum, builder_.constant(factor, scalar)}, scalar, {},
-                            "z_loss"));
+  addPenalty(
+      builder_.value(OpKind::Mul, {sum, builder_.constant(factor, scalar)}, scalar, {}, "z_loss"));
 }
 
 // [expert, slot, ...]: the slot is the declared dim that is neither the experts' nor the operand's.
@@ -266,8 +269,8 @@ Item Lowering::lowerCombine(BoundArgs& args) {
     type.dims.push_back(dim);
   }
   type.dims = ordered(type.dims, args.wanted);
-  return Item::tensor(emit(OpKind::Combine, {o.value, routing.gate, routing.row, routing.offsets}, type,
-                           {{"over", routing.expert.name}}, loc));
+  return Item::tensor(emit(OpKind::Combine, {o.value, routing.gate, routing.row, routing.offsets},
+                           type, {{"over", routing.expert.name}}, loc));
 }
 
 }  // namespace planc::lowering

@@ -80,11 +80,18 @@ Item Lowering::lowerAttend(BoundArgs& args) {
   }
   result.dims = ordered(result.dims, args.wanted);
   Attrs attrs{{"seq", seq.name}, {"by", by.name}};
+  // Keys may have the queries' own heads: the last of the dims that all three share, behind the batch.
+  if (heads.empty()) {
+    std::vector<Dim> shared;
+    for (const Dim& dim : q.dims)
+      if (dim.name != seq.name && dim.name != by.name && v.has(dim.name)) shared.push_back(dim);
+    if (shared.size() > 1) heads = kvs = {shared.back()};
+  }
   if (auto info = allDims_.find(seq.name); info != allDims_.end())
     info->second.heads.insert(heads.empty() ? "" : heads[0].name);
   if (!heads.empty()) {
     noteUse(heads[0].name, kHeads);
-    noteUse(kvs[0].name, kKvHeads);
+    if (kvs[0].name != heads[0].name) noteUse(kvs[0].name, kKvHeads);
     attrs.set("head", heads[0].name);
     attrs.set("kv", kvs[0].name);
   }
@@ -258,7 +265,8 @@ Value* Lowering::lowerCrossEntropy(const ast::Expr& call) {
   }
   if (targets.var->follows.empty()) {
     for (const auto& var : module_.vars)
-      if (var->kind == VarKind::Input && var.get() != targets.var && var->documents.empty()) {
+      if (var->kind == VarKind::Input && var.get() != targets.var && var->documents.empty() &&
+          var->type == targets.var->type) {
         targets.var->follows = var->name;
         break;
       }

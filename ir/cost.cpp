@@ -30,9 +30,8 @@ double attention(const Op& op) {
   double queries = elements(q) / double(q.size(by));
   double keys = double(held.all());
   double width = double(q.size(by)) + elements(v) / elements(k) * double(k.size(by));
-  if (int64_t window = op.attrs.integer("window"); window > 0)
-    keys = std::min(keys, double(window));
-  else if (op.isFlag("causal")) keys /= 2;
+  int64_t window = op.attrs.integer("window");
+  if (op.isFlag("causal")) keys = window > 0 ? std::min(keys, double(window)) : keys / 2;
   if (!op.isFlag("ring")) keys *= double(held.size) / double(held.all());
   return 2 * queries * keys * width;
 }

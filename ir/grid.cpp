@@ -49,8 +49,7 @@ void Grid::sort(Axes& list) const {
     return llvm::find_if(axes, [&](const GridAxis& other) { return other.name == axis.name; }) -
            axes.begin();
   };
-  std::sort(list.begin(), list.end(),
-            [&](const Axis& a, const Axis& b) { return at(a) < at(b); });
+  std::sort(list.begin(), list.end(), [&](const Axis& a, const Axis& b) { return at(a) < at(b); });
 }
 
 Coordinates::Coordinates(const Grid& grid, int64_t rank) : rank_(rank) {
@@ -76,7 +75,8 @@ int64_t Coordinates::index(llvm::ArrayRef<Axis> axes) const {
 std::vector<int64_t> Coordinates::group(llvm::ArrayRef<Axis> axes) const {
   std::vector<int64_t> ranks{rank_};
   for (const Axis& axis : axes) {
-    auto position = llvm::find_if(positions_, [&](const Position& p) { return p.axis == axis.name; });
+    auto position =
+        llvm::find_if(positions_, [&](const Position& p) { return p.axis == axis.name; });
     if (position == positions_.end()) continue;
     std::vector<int64_t> more;
     for (int64_t rank : ranks)

@@ -43,8 +43,7 @@ DimRole dimRole(const Op& op, llvm::StringRef dim) {
     for (const std::string& part : op.attrs.words("parts"))
       if (part == dim) return DimRole::Special;
   // The values' own dims: the log-sum-exp lacks them and is no sum over them.
-  if (!keysName(op).empty() && op.operand(2)->type.has(dim) &&
-      !op.operand(1)->type.has(dim))
+  if (!keysName(op).empty() && op.operand(2)->type.has(dim) && !op.operand(1)->type.has(dim))
     return DimRole::Special;
   for (const Value* result : op.results())
     if (result->type.has(dim)) return DimRole::Parallel;
@@ -338,8 +337,8 @@ llvm::StringRef name(Level level) {
   return kLevels[size_t(level)];
 }
 
-static const llvm::StringRef kVarKinds[] = {"input",  "weight", "copy",   "gradient",
-                                            "moment", "sum",    "slot",   "metric", "step"};
+static const llvm::StringRef kVarKinds[] = {"input", "weight", "copy",   "gradient", "moment",
+                                            "sum",   "slot",   "metric", "step"};
 llvm::StringRef name(VarKind kind) { return kVarKinds[size_t(kind)]; }
 std::optional<VarKind> varKindByName(llvm::StringRef text) {
   for (size_t i = 0; i < std::size(kVarKinds); ++i)

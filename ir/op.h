@@ -390,6 +390,9 @@ class Builder {
   size_t at_;
 };
 
+// The log-sum-exp of no keys: far below all scores, and no infinity whose difference is a NaN.
+inline constexpr double kNoKeys = -1e38;
+
 // What a dim is to an op, by the rule that heads ops.def. Special: must be whole on every rank.
 enum class DimRole { Parallel, Summed, Special };
 DimRole dimRole(const Op& op, llvm::StringRef dim);

@@ -272,7 +272,8 @@ bool Reader::type(Type& out) {
       std::string list;
       if (!word(list) || !findAxes(list, at, axes)) return false;
     }
-    if (!after(":zigzag", dim.zigzag) || !moved(dim) || (accept('~') && !word(dim.over))) return false;
+    if (!after(":zigzag", dim.zigzag) || !moved(dim) || (accept('~') && !word(dim.over)))
+      return false;
     int64_t moved = dim.moved;
     std::string moves = std::move(dim.moves);
     dim = splitDim(dim, axes);
@@ -303,7 +304,8 @@ bool Reader::after(llvm::StringRef mark, int64_t& number) {
   if (!word(text)) return false;
   llvm::StringRef rest = text;
   return (rest.consume_front(mark.drop_front()) && !rest.getAsInteger(10, number) && number > 0) ||
-         failAt(at, "'" + text + "' where '" + mark.drop_front().str() + "' and a number may stand");
+         failAt(at,
+                "'" + text + "' where '" + mark.drop_front().str() + "' and a number may stand");
 }
 
 // `+2+ring`: places, the repeat that adds one an iteration, or both.
@@ -647,7 +649,9 @@ std::unique_ptr<Module> Reader::module() {
     } else if (acceptWord("func")) {
       ok = function(*module);
     } else {
-      ok = fail("'arena', 'file', 'set', 'grid', 'split', 'shard', 'pipeline', 'call', 'start', 'wait', 'var', 'func' or '}'");
+      ok = fail(
+          "'arena', 'file', 'set', 'grid', 'split', 'shard', 'pipeline', 'call', 'start', 'wait', "
+          "'var', 'func' or '}'");
     }
     if (!ok) return nullptr;
   }

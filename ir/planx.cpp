@@ -171,7 +171,8 @@ std::string Encoder::module(const Module& module) {
   attrs(module.settings);
   words(module.files);
   number(module.grid.axes.size());
-  for (const GridAxis& axis : module.grid.axes) string(axis.name), integer(axis.size), string(axis.of);
+  for (const GridAxis& axis : module.grid.axes)
+    string(axis.name), integer(axis.size), string(axis.of);
   number(module.splits.size());
   for (const Split& split : module.splits) {
     string(split.dim);
@@ -339,7 +340,9 @@ Type Decoder::type() {
     dim.zigzag = integer();
     dim.moved = integer();
     dim.moves = string();
-    if (int64_t room = integer(); room > 0) dim = limitRows(dim, room);
+    int64_t room = integer();
+    bad_ |= room < 0 || (room > 0 && !dim.isRagged());
+    if (room > 0 && !bad_) dim = limitRows(dim, room);
     bad_ |= dim.zigzag < 0 || dim.zigzag > dim.all();
     type.dims.push_back(std::move(dim));
   }
@@ -541,8 +544,8 @@ static llvm::Error checkVariables(const Module& model, const Module& program) {
     if (var->kind != VarKind::Input && var->kind != VarKind::Weight) continue;
     const Variable* of = model.findVar(var->wholeName());
     if (!of || of->kind != var->kind || of->type.dims != var->wholeType().dims ||
-        of->vocab != var->vocab || of->follows != var->follows ||
-        of->documents != var->documents || of->separator != var->separator)
+        of->vocab != var->vocab || of->follows != var->follows || of->documents != var->documents ||
+        of->separator != var->separator)
       return broken("the program's '" + var->name + "' is not the model's");
   }
   return llvm::Error::success();

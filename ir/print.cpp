@@ -325,7 +325,8 @@ std::string printOp(const Op& op) {
 std::string placeInPlan(const Op& op) {
   const std::vector<std::string>& files = op.parent()->module().files;
   if (!op.loc.known() || op.loc.file >= files.size()) return "";
-  return files[op.loc.file] + ":" + std::to_string(op.loc.line) + ":" + std::to_string(op.loc.column);
+  return files[op.loc.file] + ":" + std::to_string(op.loc.line) + ":" +
+         std::to_string(op.loc.column);
 }
 
 std::string describe(const Op& op) {

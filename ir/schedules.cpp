@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <map>
 
-#include "ir/schedule.h"
 #include "ir/broken.h"
+#include "ir/schedule.h"
 #include "llvm/ADT/STLExtras.h"
 
 namespace planc {

@@ -82,6 +82,38 @@ Type inOwnNames(const Op& op, Type type, bool isOfKeys) {
   return isOfKeys ? renamed(std::move(type), keysName(op), op.attrs.word("seq")) : type;
 }
 
+Words dimsByNumber(const Op& op) {
+  switch (op.kind) {
+    case OpKind::Slice:
+      return {op.attrs.word("over"), op.attrs.word("part")};
+    case OpKind::Concat: {
+      Words dims = op.attrs.words("parts");
+      dims.push_back(op.attrs.word("over"));
+      return dims;
+    }
+    case OpKind::Lookup:
+    case OpKind::LookupGrad:
+    case OpKind::CrossEntropy:
+    case OpKind::CrossEntropyPart:
+    case OpKind::CrossEntropyGrad:
+    case OpKind::Route:
+    case OpKind::RouteGrad:
+    case OpKind::Dispatch:
+    case OpKind::DispatchGrad:
+    case OpKind::Combine:
+    case OpKind::CombineGrad:
+      return {op.attrs.word("over")};
+    case OpKind::Rope:
+      return {op.attrs.word("by")};
+    case OpKind::Attend:
+    case OpKind::AttendBlock:
+    case OpKind::AttendGrad:
+      return {op.attrs.word("head"), op.attrs.word("kv")};
+    default:
+      return {};
+  }
+}
+
 llvm::SmallVector<Dim, 8> dimsOf(const Op& op) {
   llvm::SmallVector<Dim, 8> dims;
   auto add = [&](const Type& type) {
@@ -135,9 +167,8 @@ Axes summedAxes(const Grid& grid, const Assignment& assignment, const Type& resu
       if (!hasAxis(axes, axis.name)) axes.push_back(axis);
   }
   llvm::erase_if(axes, [&](const Axis& axis) {
-    return llvm::any_of(result.dims, [&](const Dim& dim) {
-      return hasAxis(assignment.of(dim.name), axis.name);
-    });
+    return llvm::any_of(
+        result.dims, [&](const Dim& dim) { return hasAxis(assignment.of(dim.name), axis.name); });
   });
   grid.sort(axes);
   return axes;

@@ -46,6 +46,9 @@ bool isResultOfKeys(const Op& op, unsigned result);
 Type inNamesOf(const Op& op, Type type, bool isOfKeys);
 Type inOwnNames(const Op& op, Type type, bool isOfKeys);
 
+// Dims whose elements the op takes by number: no zigzag order is theirs.
+Words dimsByNumber(const Op& op);
+
 // Whether two names of an op stand for the same elements, so that one axis may split both: heads and
 // the kv heads they read, tokens and the packed rows made of them.
 bool mayShareAxes(const Op& op, llvm::StringRef a, llvm::StringRef b);

@@ -76,7 +76,8 @@ int64_t bytesSent(const Op& collective) {
   if (size_t among = collective.attrs.words("among").size(); among > 0)
     ranks = ranks / groupAxes(collective)[0].size * int64_t(among);
   if (collective.kind == OpKind::Send)
-    for (const Value* sent : collective.operands()) bytes = saturatingAdd(bytes, sent->type.bytes());
+    for (const Value* sent : collective.operands())
+      bytes = saturatingAdd(bytes, sent->type.bytes());
   // How many rows leave is known at run time only: no more than the tokens' side has, and on average no
   // more come home.
   if (collective.kind == OpKind::ExchangeRows)
@@ -90,10 +91,9 @@ int64_t bytesSent(const Op& collective) {
 Traffic trafficOf(const Module& module) {
   Traffic traffic;
   for (const auto& function : module.functions) {
-    int64_t calls = llvm::count_if(
-        module.schedule, [&](const Call& call) {
-          return call.function == function->name && call.phase != Phase::Wait;
-        });
+    int64_t calls = llvm::count_if(module.schedule, [&](const Call& call) {
+      return call.function == function->name && call.phase != Phase::Wait;
+    });
     if (calls > 0) count(*function->body, calls, 0, traffic.transfers);
   }
   return traffic;

@@ -144,8 +144,7 @@ std::string Type::str() const {
     first = false;
   }
   out << ']';
-  for (size_t i = 0; i < partial.size(); ++i)
-    out << (i ? ", " : " partial(") << partial[i].name;
+  for (size_t i = 0; i < partial.size(); ++i) out << (i ? ", " : " partial(") << partial[i].name;
   if (!partial.empty()) out << ')';
   out.flush();
   return text;

@@ -54,7 +54,8 @@ llvm::Error checkType(const Type& type) {
     if (!seen.insert(dim.name).second)
       return broken("dim '" + dim.name + "' stands twice in a type");
     if (dim.isRagged() && (i == 0 || type.dims[i - 1].name != dim.over))
-      return broken("ragged dim '" + dim.name + "' must stand behind its groups '" + dim.over + "'");
+      return broken("ragged dim '" + dim.name + "' must stand behind its groups '" + dim.over +
+                    "'");
   }
   return llvm::Error::success();
 }
@@ -63,14 +64,18 @@ llvm::Error Verifier::type(const Type& type) {
   if (llvm::Error error = checkType(type)) return error;
   bool isModel = module_.level == Level::Model;
   if (type.elements() > (isModel ? kMaxWholeElements : kMaxElements))
-    return broken("type " + type.str() + " has more than 2^" + Twine(isModel ? 60 : 46) + " elements");
+    return broken("type " + type.str() + " has more than 2^" + Twine(isModel ? 60 : 46) +
+                  " elements");
   // The first of them is the microbatch, with which no piece moves.
   for (const Dim& dim : type.dims)
     if (!dim.moves.empty() && llvm::none_of(llvm::drop_begin(repeats_), [&](const auto& repeat) {
           return repeat.first == dim.moves;
         }))
-      return broken("dim '" + dim.name + "' moves with '" + dim.moves + "', which no repeat around counts");
+      return broken("dim '" + dim.name + "' moves with '" + dim.moves +
+                    "', which no repeat around counts");
   if (module_.level != Level::Model) return verifyHeld(type, module_.grid);
+  for (const Dim& dim : type.dims)
+    if (dim.zigzag != 0) return broken("an order of ranks at the model's level: " + type.str());
   return type == type.whole() ? llvm::Error::success()
                               : broken("a split type at the model's level: " + type.str());
 }
@@ -265,6 +270,10 @@ llvm::Error Verifier::body(const Op& op, unsigned depth) {
     std::string dim = op.attrs.word("dim");
     if (count < 1) return broken("counts " + Twine(count));
     if (dim.empty()) return broken("names no dim");
+    for (const Value* arg : body.args())
+      for (const Dim& carried : arg->type.dims)
+        if (carried.moves == dim && op.isFlag("reverse"))
+          return broken("moves '" + carried.name + "' on with its iterations, but in reverse");
     for (const auto& repeat : repeats_)
       if (repeat.first == dim) return broken("repeats '" + dim + "' within itself");
     if (op.results().size() != op.operands().size() ||
@@ -310,7 +319,8 @@ llvm::Error Verifier::balanced(const Op& read) {
     return llvm::Error::success();
   for (const Use& use : read.result()->uses())
     if (use.op->kind != OpKind::Route || use.index != 1)
-      return broken("'@" + read.var->name + "' is balanced, but is used for more than a route's bias");
+      return broken("'@" + read.var->name +
+                    "' is balanced, but is used for more than a route's bias");
   return llvm::Error::success();
 }
 
@@ -334,7 +344,8 @@ llvm::Error Verifier::run() {
     return broken("the arena has " + Twine(module_.arenaBytes) + " bytes");
   if (llvm::Error error = verifyGrid(module_.grid)) return error;
   for (const auto& [name, at] : module_.where) {
-    auto axis = llvm::find_if(module_.grid.axes, [&, n = &name](const GridAxis& a) { return a.name == *n; });
+    auto axis = llvm::find_if(module_.grid.axes,
+                              [&, n = &name](const GridAxis& a) { return a.name == *n; });
     if (axis == module_.grid.axes.end() || at < 0 || at >= axis->size)
       return broken("the grid has no '" + name + "' " + Twine(at));
   }

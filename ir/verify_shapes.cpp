@@ -78,10 +78,10 @@ int64_t packedRows(const Op& pack, const Op* admit) {
   if (!admit) return rows;
   for (StringRef key : {"seq", "choice"})
     if (!choice.has(admit->attrs.word(key))) return rows;
-  int64_t sequences = rows / choice.size(admit->attrs.word("seq")) /
-                      choice.size(admit->attrs.word("choice"));
-  int64_t taken = saturatingMul(saturatingMul(sequences, pack.attrs.integer("experts")),
-                                admitted(*admit));
+  int64_t sequences =
+      rows / choice.size(admit->attrs.word("seq")) / choice.size(admit->attrs.word("choice"));
+  int64_t taken =
+      saturatingMul(saturatingMul(sequences, pack.attrs.integer("experts")), admitted(*admit));
   return std::min(rows, taken);
 }
 
@@ -132,6 +132,16 @@ Error expectElem(StringRef what, const Type& type, bool isInt) {
 
 #define TRY(expression) \
   if (Error error = (expression)) return error
+
+// Whether rows lie alike in both types: the same pieces of the same experts.
+bool sameRows(const Type& a, const Type& b) {
+  for (const Dim& dim : a.dims)
+    if (dim.isRagged() || dim.name == a.grouping()) {
+      const Dim* other = findDim(b.dims, dim.name);
+      if (!other || *other != dim) return false;
+    }
+  return true;
+}
 
 class Shapes {
  public:
@@ -309,6 +319,8 @@ int64_t Shapes::rowsOf(const Op& pack) const {
 Error Shapes::routed(unsigned row, unsigned offsets, const Dims& ragged) const {
   const Op* pack = packOf(op_.operand(row), 0);
   if (!pack) return broken("rows must come from a pack");
+  if (packOf(op_.operand(offsets), 1) != pack)
+    return broken("its rows and offsets come from different packs");
   std::string group = word("over");
   if (group.empty() || ragged.size() < 2 || ragged[0].name != group || ragged[1].over != group)
     return broken("packed rows must start with [over, slot~over, ...]");
@@ -679,8 +691,8 @@ Error Shapes::routeGrad() const {
   }
   Dims choices = less(in(0), {word("over")});
   choices.push_back({"choice", op_.attrs.integer("top"), ""});
-  Dims sums = word("per") == "sequence" ? less(in(0), {word("seq")})
-                                        : Dims{*findDim(in(0), word("over"))};
+  Dims sums =
+      word("per") == "sequence" ? less(in(0), {word("seq")}) : Dims{*findDim(in(0), word("over"))};
   TRY(expectDims("operand 1", in(1), choices));
   TRY(expectDims("operand 2", in(2), choices));
   TRY(expectDims("operand 3", in(3), sums));
@@ -708,8 +720,7 @@ Error Shapes::pack() const {
   TRY(expectDims("the rows", out(0), in(0)));
   if (out(1).size() != 1 || out(1)[0].size != experts + 1)
     return broken("offsets must have " + Twine(experts + 1) + " elements");
-  return rowsOf(op_) <= INT32_MAX ? Error::success()
-                                  : broken("makes more rows than an i32 counts");
+  return rowsOf(op_) <= INT32_MAX ? Error::success() : broken("makes more rows than an i32 counts");
 }
 
 Error Shapes::dispatch() const {
@@ -797,6 +808,11 @@ Error Shapes::run() {
     case OpKind::Fused:
       return Error::success();
     case OpKind::Reshard:
+      return op_.operands().size() > 1 || op_.operand(0)->type.grouping().empty() ||
+                     op_.operand(0)->type.whole().dims != op_.result()->type.whole().dims ||
+                     sameRows(op_.operand(0)->type, op_.result()->type)
+                 ? Error::success()
+                 : broken("moves packed rows without their offsets");
     case OpKind::Send:
     case OpKind::Receive:
       return Error::success();

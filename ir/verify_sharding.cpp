@@ -55,8 +55,8 @@ Error Sharding::gather() {
       for (const Axis& axis : names_.names[i].second)
         if (hasAxis(names_.names[k].second, axis.name) &&
             !mayShareAxes(op_, names_.names[i].first, names_.names[k].first))
-          return broken("axis '" + axis.name + "' splits both '" + names_.names[k].first + "' and '" +
-                        names_.names[i].first + "'");
+          return broken("axis '" + axis.name + "' splits both '" + names_.names[k].first +
+                        "' and '" + names_.names[i].first + "'");
   for (const auto& [name, axes] : names_.names)
     if (dimRole(op_, name) == DimRole::Special)
       return broken("needs '" + name + "' whole, but '" + list(axes) + "' splits it");
@@ -74,8 +74,10 @@ Error Sharding::moved() {
         return broken("takes pieces of '" + dim.name + "' of two ranks: " + type.str());
       else if (other->zigzag != dim.zigzag)
         return broken("takes '" + dim.name + "' in two orders: " + type.str());
-      if (dim.isMoved() && !keysName(op_).empty() && !isOfKeys)
-        return broken("takes another rank's piece of its queries: " + type.str());
+      if (dim.isMoved() && !isOfKeys && !op_.has(Elementwise) && op_.kind != OpKind::Const)
+        return broken("takes another rank's piece for its own: " + type.str());
+      if (dim.zigzag > 0 && llvm::is_contained(dimsByNumber(op_), dim.name))
+        return broken("takes elements by number of '" + dim.name + "', which is in zigzag order");
     }
     return Error::success();
   };
@@ -99,7 +101,8 @@ Error Sharding::operands() {
       Axes cut, experts;
       if (!op_.operand(i)->type.dims.empty()) cut = op_.operand(i)->type.dims.front().axes;
       for (const Dim& dim : dimsOf(op_))
-        if (dim.isRagged() && !op_.has(Packs)) experts = Axes(names_.of(dim.over).begin(), names_.of(dim.over).end());
+        if (dim.isRagged() && !op_.has(Packs))
+          experts = Axes(names_.of(dim.over).begin(), names_.of(dim.over).end());
       if (cut != experts)
         return broken("its offsets are cut over " + list(cut) + ", but " + list(experts) +
                       " splits the experts");
@@ -133,10 +136,9 @@ Error Sharding::results() {
     for (const Axis& axis : partial_)
       if (!hasAxis(wanted, axis.name)) wanted.push_back(axis);
     grid_.sort(wanted);
-    return wanted == type.partial
-               ? Error::success()
-               : broken(what + " is partial over " + list(wanted) + ", but its type says " +
-                        list(type.partial));
+    return wanted == type.partial ? Error::success()
+                                  : broken(what + " is partial over " + list(wanted) +
+                                           ", but its type says " + list(type.partial));
   };
   for (const Value* result : op_.results())
     if (Error error = check(result->type, "result " + Twine(result->index()),
@@ -200,7 +202,8 @@ Error Sharding::commOperand(const Type& from, const Type& to, StringRef name, co
     case OpKind::StageShare:
       for (const Axis& axis : axes) {
         if (hasAxis(from.splitAxes(), axis.name) || hasAxis(from.partial, axis.name))
-          return broken("makes a sum over '" + axis.name + "', along which ranks do not hold the same");
+          return broken("makes a sum over '" + axis.name +
+                        "', along which ranks do not hold the same");
         wanted.partial.push_back(axis);
       }
       grid_.sort(wanted.partial);
@@ -214,6 +217,10 @@ Error Sharding::commOperand(const Type& from, const Type& to, StringRef name, co
 
 Error Sharding::comm() {
   Axes axes;
+  for (const Value* operand : op_.operands())
+    for (const Dim& dim : operand->type.dims)
+      if (dim.isMoved() && op_.kind != OpKind::Rotate)
+        return broken("takes another rank's piece for its own: " + operand->type.str());
   for (const std::string& name : op_.attrs.words("axes")) {
     auto axis = llvm::find_if(grid_.axes, [&](const GridAxis& a) { return a.name == name; });
     if (axis == grid_.axes.end()) return broken("the grid has no axis '" + name + "'");
@@ -232,8 +239,8 @@ Error Sharding::comm() {
       int at = wanted.find(from[i]);
       if (at < 0 || wanted.dims[size_t(at)].axes.empty() ||
           wanted.dims[size_t(at)].axes.back() != axes[i])
-        return broken("moves '" + axes[i].name + "', which is not the innermost axis of '" + from[i] +
-                      "'");
+        return broken("moves '" + axes[i].name + "', which is not the innermost axis of '" +
+                      from[i] + "'");
       Axes rest = wanted.dims[size_t(at)].axes;
       rest.pop_back();
       if (wanted.dims[size_t(at)].isPadded()) return broken("moves pieces of a padded dim");
@@ -248,21 +255,25 @@ Error Sharding::comm() {
       for (size_t i = all.size(); i < dim.axes.size(); ++i) {
         size_t move = size_t(llvm::find(axes, dim.axes[i]) - axes.begin());
         if (move == axes.size() || to[move] != dim.name)
-          return broken("splits '" + dim.name + "' over '" + dim.axes[i].name + "', which does not come there");
+          return broken("splits '" + dim.name + "' over '" + dim.axes[i].name +
+                        "', which does not come there");
         all.push_back(dim.axes[i]);
       }
+      if (all == mine) continue;
       wanted.dims[size_t(at)] = splitDim(wanted.dims[size_t(at)], all);
       if (wanted.dims[size_t(at)].isPadded()) return broken("moves pieces of a padded dim");
     }
-    return wanted == result ? Error::success()
-                            : broken("makes " + wanted.str() + ", but its type says " + result.str());
+    return wanted == result
+               ? Error::success()
+               : broken("makes " + wanted.str() + ", but its type says " + result.str());
   }
   Words dims = op_.attrs.words("dim");
   if (op_.kind == OpKind::ShardSlice) dims = {op_.attrs.word("dim")};
   for (unsigned i = 0; i < op_.operands().size(); ++i) {
     if (i >= op_.results().size()) return broken("has not one result an operand");
     StringRef dim = i < dims.size() ? StringRef(dims[i]) : StringRef();
-    if (Error error = commOperand(op_.operand(i)->type, op_.result(i)->type, dim, axes)) return error;
+    if (Error error = commOperand(op_.operand(i)->type, op_.result(i)->type, dim, axes))
+      return error;
   }
   if (op_.isFlag("start"))
     for (const Value* result : op_.results())
@@ -276,7 +287,7 @@ Error Sharding::comm() {
 // partial over the rest of T; of the experts that this rank's rows are of.
 Error Sharding::rowCounts() {
   const Type &from = op_.operand(0)->type, &to = op_.result()->type;
-  int part = to.find("part");
+  int part = to.dims.size() == 2 ? 0 : -1;
   Axes wanted = from.partial;
   for (const Axis& axis : part < 0 ? Axes() : to.dims[size_t(part)].axes) {
     if (!hasAxis(from.partial, axis.name))
@@ -285,7 +296,7 @@ Error Sharding::rowCounts() {
   }
   for (const Dim& dim : to.dims)
     for (const Axis& axis : dim.axes)
-      if (dim.name != "part" && hasAxis(from.partial, axis.name))
+      if ((part < 0 || dim.name != to.dims[0].name) && hasAxis(from.partial, axis.name))
         return broken("cuts experts over '" + axis.name + "', over which rows are cut");
   return to.partial == wanted ? Error::success()
                               : broken("its result is partial over " + list(wanted) +
@@ -298,10 +309,9 @@ Error Sharding::rowOffsets() {
     return broken("its result is partial over " + list(from.partial) + ", but its type says " +
                   list(to.partial));
   Axes experts;
-  for (const Dim& dim : from.dims) {
-    if (dim.name == "part" && dim.isSplit()) return broken("lacks the counts of other ranks");
-    if (dim.name != "part") experts = dim.axes;
-  }
+  if (from.dims.size() == 2 && from.dims[0].isSplit())
+    return broken("lacks the counts of other ranks");
+  if (!from.dims.empty()) experts = from.dims.back().axes;
   return !to.dims.empty() && to.dims.front().axes == experts
              ? Error::success()
              : broken("cuts the offsets otherwise than the experts");
@@ -334,8 +344,7 @@ Error Sharding::exchangeRows() {
     if (to.axes != wanted)
       return broken("has " + to.name + " over " + list(to.axes) + ", not " + list(wanted));
   }
-  return packed.partial == sorted.partial ? Error::success()
-                                          : broken("changes what is partial");
+  return packed.partial == sorted.partial ? Error::success() : broken("changes what is partial");
 }
 
 // Another coordinate of one axis, which the module itself has a coordinate on.
@@ -349,8 +358,7 @@ Error Sharding::transfer() {
   if (peer < 0 || peer >= axis->size)
     return broken("the grid has no '" + axes[0] + "' " + Twine(peer));
   for (const auto& [name, at] : op_.parent()->module().where)
-    if (name == axes[0])
-      return at == peer ? broken("is for its own rank") : Error::success();
+    if (name == axes[0]) return at == peer ? broken("is for its own rank") : Error::success();
   return broken("is in a program that all of '" + axes[0] + "' run");
 }
 
@@ -459,14 +467,17 @@ Error verifyHeld(const Type& type, const Grid& grid) {
       if (!seen.insert(axis.name).second)
         return broken("axis '" + axis.name + "' splits two dims of " + type.str());
   for (const Dim& dim : type.dims) {
-    if (dim.isMoved() && (!dim.isSplit() || dim.isPadded() || dim.moved >= ranksOver(dim.axes)))
+    if (dim.isMoved() &&
+        (!dim.isSplit() || dim.isPadded() || dim.moved < 0 || dim.moved >= ranksOver(dim.axes)))
       return broken("'" + dim.name + "' of " + type.str() + " is moved, but no piece of a ring");
-    if (dim.zigzag > 0 && dim.all() % (2 * dim.zigzag) != 0)
+    if (dim.zigzag != 0 &&
+        (dim.zigzag < 0 || dim.zigzag > dim.all() / 2 || dim.all() % (2 * dim.zigzag) != 0))
       return broken("'" + dim.name + "' of " + type.str() + " has no blocks in zigzag order");
   }
   Axes sorted = type.partial;
   grid.sort(sorted);
-  if (sorted != type.partial) return broken("the partial axes of " + type.str() + " are not in order");
+  if (sorted != type.partial)
+    return broken("the partial axes of " + type.str() + " are not in order");
   for (const Axis& axis : type.partial)
     if (!seen.insert(axis.name).second)
       return broken("axis '" + axis.name + "' is used twice in " + type.str());

@@ -125,6 +125,16 @@ Value* Autodiff::fit(Value* gradient, const Type& type) {
     }
     return back_->value(OpKind::Cast, {gradient}, type);
   }
+  llvm::StringRef group = gradient->type.grouping();
+  if (!group.empty() && !type.has(group) && type.grouping().empty())
+    if (Value* offsets = rows_ ? offsetsOf(rows_) : nullptr) {
+      // Rows of no group are left out.
+      Type groups = type.withElem(gradient->type.elem);
+      groups.dims.insert(groups.dims.begin(),
+                         gradient->type.dims[size_t(gradient->type.find(group))]);
+      Value* byGroup = back_->value(OpKind::Sum, {gradient, saved(offsets)}, groups);
+      return fit(sumGroups(byGroup, type), type);
+    }
   return back_->value(OpKind::Sum, {gradient}, type);
 }
 

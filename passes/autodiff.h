@@ -20,9 +20,12 @@ class Autodiff {
  private:
   // gradient_rules.cpp: emits the gradient of an op, some of whose results have one.
   void rule(Op& op);
+  const Value* rows_ = nullptr;  // packed rows of the op whose rule runs, if it has some
   void contractionRule(Op& op, Value* dy);
   void elementwiseRule(Op& op, Value* dy);
   Value* spread(Value* gradient, const Type& type, Value* offsets);
+  Value* sumGroups(Value* gradient, const Type& type);
+  static Value* offsetsOf(const Value* rows);
   void joinRule(Op& op, Value* dy);
   void routeRule(Op& op);
 
@@ -51,7 +54,7 @@ class Autodiff {
   llvm::DenseMap<Value*, Value*> gradients_;  // of the values of the block at hand
   llvm::DenseMap<Value*, Variable*> slots_;
   llvm::DenseMap<std::pair<Value*, Block*>, Value*> cache_;  // saved() by block of @backward
-  llvm::DenseSet<const Value*> shared_;            // gradients that may get more uses
+  llvm::DenseSet<const Value*> shared_;                      // gradients that may get more uses
   llvm::DenseMap<const Variable*, Variable*> weightGradients_;
 };
 

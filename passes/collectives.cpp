@@ -291,7 +291,8 @@ static bool splitRows(Op& op) {
   if (rows == to) return true;
   Builder builder(op.parent(), op.parent()->indexOf(&op));
   builder.loc = op.loc;
-  op.setOperand(0, builder.value(OpKind::Reshard, op.operands(), rows, op.attrs, op.result()->name));
+  op.setOperand(0,
+                builder.value(OpKind::Reshard, op.operands(), rows, op.attrs, op.result()->name));
   return false;
 }
 

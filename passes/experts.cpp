@@ -22,17 +22,20 @@ struct Counts {
 
 class Exchanger {
  public:
-  explicit Exchanger(Block& block) : block_(block) {}
+  using Packed = llvm::DenseMap<Value*, Value*>;
+  Exchanger(Block& block, Packed& packed) : block_(block), packed_(packed) {}
+  // A body uses offsets of the blocks around it, so these come first.
   void run() {
-    for (Op* op : std::vector<Op*>(block_.ops)) {
-      if (op->body) Exchanger(*op->body).run();
+    std::vector<Op*> ops = block_.ops;
+    for (Op* op : ops) {
       if (op->kind != OpKind::Reshard) continue;
       Value* made = op->isFlag("offsets") ? offsets(*op) : rows(*op);
-      if (!made) continue;  // the verifier names it
       made->name = op->result()->name;
       op->result()->replaceAllUsesWith(made);
       op->erase();
     }
+    for (Op* op : std::vector<Op*>(block_.ops))
+      if (op->body) Exchanger(*op->body, packed_).run();
   }
 
  private:
@@ -47,13 +50,15 @@ class Exchanger {
 
   Block& block_;
   std::map<std::pair<Value*, std::string>, Counts> counts_;
-  llvm::DenseMap<Value*, Value*> packed_;  // offsets of own experts' rows: those where rows were packed
+  Packed& packed_;  // offsets of own experts' rows: those where rows were packed
 };
 
 // `expert`: cut as rows lie where they go; its innermost axes are those along which they go.
-const Counts& Exchanger::counts(Op& at, Value* offsets, const Dim& expert, llvm::ArrayRef<Axis> axes) {
+const Counts& Exchanger::counts(Op& at, Value* offsets, const Dim& expert,
+                                llvm::ArrayRef<Axis> axes) {
   auto [entry, isNew] =
-      counts_.try_emplace({offsets, Type{Elem::I32, {expert}}.str()}, Counts{nullptr, nullptr});
+      counts_.try_emplace({offsets, Type{Elem::I32, {expert}}.str() + std::to_string(axes.size())},
+                          Counts{nullptr, nullptr});
   if (!isNew) return entry->second;
   Builder builder(&block_, block_.indexOf(&at));
   builder.loc = at.loc;
@@ -63,7 +68,7 @@ const Counts& Exchanger::counts(Op& at, Value* offsets, const Dim& expert, llvm:
     Value* own = builder.value(OpKind::RowCounts, {offsets}, mine, {}, "rows");
     return entry->second = {own, own};
   }
-  Dim part = splitDim(Dim{"part", ranksOver(axes)}, axes);
+  Dim part = splitDim(Dim{expert.name == "part" ? "part_" : "part", ranksOver(axes)}, axes);
   mine.dims.insert(mine.dims.begin(), part);
   llvm::erase_if(mine.partial, [&](const Axis& axis) { return hasAxis(axes, axis.name); });
   Type there = mine;
@@ -71,12 +76,11 @@ const Counts& Exchanger::counts(Op& at, Value* offsets, const Dim& expert, llvm:
   there.dims[1] = expert;
   Words names = namesOf(axes);
   Value* sent = builder.value(OpKind::RowCounts, {offsets}, mine, {}, "rows");
-  Value* received =
-      builder.value(OpKind::AllToAll, {sent}, there,
-                    {{"axes", names},
-                     {"from", Words(names.size(), "part")},
-                     {"to", Words(names.size(), expert.name)}},
-                    "rows");
+  Value* received = builder.value(OpKind::AllToAll, {sent}, there,
+                                  {{"axes", names},
+                                   {"from", Words(names.size(), part.name)},
+                                   {"to", Words(names.size(), expert.name)}},
+                                  "rows");
   return entry->second = {sent, received};
 }
 
@@ -103,7 +107,6 @@ Value* Exchanger::offsets(Op& op) {
 
 Value* Exchanger::rows(Op& op) {
   const Type &from = op.operand(0)->type, &to = op.result()->type;
-  if (op.operands().size() < 2) return nullptr;
   Value* offsets = op.operand(1);
   if (Value* packed = packed_.lookup(offsets)) offsets = packed;
   const Dim &before = from.dims[size_t(from.find(from.grouping()))],
@@ -132,7 +135,10 @@ void experts(Module& module, Diagnostics& diags) {
     diags.report({}, Diag::PassOrder, "experts", "a module typed by 'shard'");
     return;
   }
-  for (const auto& function : module.functions) Exchanger(*function->body).run();
+  for (const auto& function : module.functions) {
+    Exchanger::Packed packed;
+    Exchanger(*function->body, packed).run();
+  }
   eraseDeadOps(module);
 }
 

@@ -122,8 +122,8 @@ class Fuser {
     auto check = [&](const Op* between) {
       if (between->kind == OpKind::Read || !between->var) return;
       for (const Value* input : inputs)
-        changes |= input->def() && input->def()->kind == OpKind::Read &&
-                   input->def()->var == between->var;
+        changes |=
+            input->def() && input->def()->kind == OpKind::Read && input->def()->var == between->var;
     };
     for (size_t at = first; at < last; ++at) {
       check(block_.ops[at]);
@@ -224,8 +224,8 @@ void sinkSlotWrites(Block& block) {
   std::vector<Op*> rest, writes;
   for (Op* op : block.ops) {
     const Op* def = op->kind == OpKind::Write ? op->operand(0)->def() : nullptr;
-    bool sinks = def && op->var->kind == VarKind::Slot && def->parent() == &block &&
-                 !read.contains(op->var);
+    bool sinks =
+        def && op->var->kind == VarKind::Slot && def->parent() == &block && !read.contains(op->var);
     (sinks ? writes : rest).push_back(op);
   }
   bool hasYield = !rest.empty() && rest.back()->kind == OpKind::Yield;

@@ -1,5 +1,6 @@
 // A gradient rule for every op of the model level, in named dims: a rule never asks where a dim
 // lies. Checked by tests/unit/gradient_test.cpp against finite differences of each builtin.
+#include "ir/sharding.h"
 #include "llvm/Support/ErrorHandling.h"
 #include "passes/autodiff.h"
 
@@ -79,10 +80,30 @@ void Autodiff::elementwiseRule(Op& op, Value* dy) {
 // the rows.
 Value* Autodiff::spread(Value* gradient, const Type& type, Value* offsets) {
   Type rows = type.withElem(gradient->type.elem);
-  llvm::erase_if(rows.dims, [&](const Dim& dim) {
-    return !dim.isRagged() && !gradient->type.has(dim.name);
-  });
+  llvm::erase_if(rows.dims,
+                 [&](const Dim& dim) { return !dim.isRagged() && !gradient->type.has(dim.name); });
   return back_->value(OpKind::Spread, {gradient, offsets}, rows);
+}
+
+// The offsets of packed rows: those of the op that made them, or of the rows that it made them of.
+Value* Autodiff::offsetsOf(const Value* rows) {
+  if (rows->type.grouping().empty()) return nullptr;
+  const Op* def = rows->def();
+  if (!def) {
+    const Op* repeat = rows->block()->owner();
+    return repeat && rows->index() < repeat->operands().size()
+               ? offsetsOf(repeat->operand(rows->index()))
+               : nullptr;
+  }
+  if (int at = offsetsOperand(*def); at >= 0) return def->operand(unsigned(at));
+  for (const Value* operand : def->operands())
+    if (Value* offsets = offsetsOf(operand)) return offsets;
+  return nullptr;
+}
+
+// A gradient by group as one for all groups, in these dims.
+Value* Autodiff::sumGroups(Value* gradient, const Type& type) {
+  return back_->value(OpKind::Sum, {gradient}, type.withElem(gradient->type.elem));
 }
 
 void Autodiff::contractionRule(Op& op, Value* dy) {
@@ -109,7 +130,17 @@ void Autodiff::contractionRule(Op& op, Value* dy) {
     llvm::SmallVector<Value*, 3> operands{dy, saved(other)};
     bool isRagged = !dy->type.grouping().empty() || !other->type.grouping().empty();
     if (isRagged) operands.append(offsets.begin(), offsets.end());
-    Value* gradient = back_->value(OpKind::Einsum, operands, type);
+    // What all groups share has a gradient from each: their rows are summed first.
+    llvm::StringRef group =
+        !dy->type.grouping().empty() ? dy->type.grouping() : other->type.grouping();
+    bool isShared = isRagged && type.grouping().empty() && !type.has(group);
+    Type wide = type;
+    if (isShared) {
+      const Type& rows = !dy->type.grouping().empty() ? dy->type : other->type;
+      wide.dims.insert(wide.dims.begin(), rows.dims[size_t(rows.find(group))]);
+    }
+    Value* gradient = back_->value(OpKind::Einsum, operands, wide);
+    if (isShared) gradient = sumGroups(gradient, type);
     // The same for all rows of a group.
     bool lacksRows = !operand->type.grouping().empty() && type.grouping().empty();
     addGradient(operand, lacksRows ? spread(gradient, operand->type, offsets[0]) : gradient);
@@ -168,12 +199,15 @@ void Autodiff::routeRule(Op& op) {
   Value* dgate = gradientOf(gate);
   Value* dshare = gradientOf(share);
   Value* scores = op.operand(0);
-  addGradient(scores, back_->value(OpKind::RouteGrad,
-                                   {saved(scores), saved(op.result(0)), dgate, dshare},
-                                   scores->type, op.attrs));
+  addGradient(scores,
+              back_->value(OpKind::RouteGrad, {saved(scores), saved(op.result(0)), dgate, dshare},
+                           scores->type, op.attrs));
 }
 
 void Autodiff::rule(Op& op) {
+  rows_ = nullptr;
+  for (const Value* result : op.results())
+    if (!result->type.grouping().empty()) rows_ = result;
   Value* dy = op.results().empty() ? nullptr : gradients_.lookup(op.result());
   if (op.kind == OpKind::Route) return routeRule(op);
   if (!dy) return;  // only a statistic (rstd, lse) has a gradient: nobody uses those
@@ -194,9 +228,9 @@ void Autodiff::rule(Op& op) {
       return addGradient(
           x, back_->value(OpKind::SoftmaxGrad, {saved(op.result()), dy}, x->type, op.attrs));
     case OpKind::LogSumExp:
-      return addGradient(x, ew(OpKind::Mul,
-                               {back_->value(OpKind::Softmax, {saved(x)}, x->type, op.attrs), dy},
-                               x->type.elem));
+      return addGradient(
+          x, ew(OpKind::Mul, {back_->value(OpKind::Softmax, {saved(x)}, x->type, op.attrs), dy},
+                x->type.elem));
     case OpKind::Norm:
       return addGradient(
           x, back_->value(OpKind::NormGrad, {dy, saved(op.result(0)), saved(op.result(1))}, x->type,
@@ -234,10 +268,10 @@ void Autodiff::rule(Op& op) {
           x, back_->value(OpKind::DispatchGrad, {dy, saved(op.operand(1)), saved(op.operand(2))},
                           x->type, op.attrs));
     case OpKind::Combine: {
-      Op* gradient = back_->create(OpKind::CombineGrad,
-                                   {dy, saved(x), saved(op.operand(1)), saved(op.operand(2)),
-                                    saved(op.operand(3))},
-                                   {x->type, op.operand(1)->type}, op.attrs);
+      Op* gradient = back_->create(
+          OpKind::CombineGrad,
+          {dy, saved(x), saved(op.operand(1)), saved(op.operand(2)), saved(op.operand(3))},
+          {x->type, op.operand(1)->type}, op.attrs);
       for (unsigned i = 0; i < 2; ++i) addGradient(op.operand(i), gradient->result(i));
       return;
     }

@@ -10,8 +10,8 @@
 
 #include <algorithm>
 
-#include "llvm/ADT/STLExtras.h"
 #include "ir/verify.h"
+#include "llvm/ADT/STLExtras.h"
 #include "passes/passes.h"
 
 namespace planc {
@@ -90,7 +90,8 @@ void MemoryPlan::findVariableLives() {
       int from = start_.lookup(outer);
       // What is written may be made in place, so it lives from there.
       if (op->kind == OpKind::Write && outer == op)
-        if (const Op* def = startedValue(op->operand(0))->def()) from = std::min(from, start_.lookup(def));
+        if (const Op* def = startedValue(op->operand(0))->def())
+          from = std::min(from, start_.lookup(def));
       int to = end_.lookup(outer);
       if (op->kind == OpKind::Read)
         for (const Use& use : op->result()->uses())
@@ -229,7 +230,8 @@ bool MemoryPlan::canForward(const Op& write) const {
 // Whether two values have the same elements at the same places.
 static bool sameLayout(const Type& a, const Type& b) {
   auto isSame = [](const Dim& x, const Dim& y) { return x.name == y.name && x.size == y.size; };
-  return a.elem == b.elem && std::equal(a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(), isSame);
+  return a.elem == b.elem &&
+         std::equal(a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(), isSame);
 }
 
 // When a value is last needed; the wait for a collective that works in place needs only its result.

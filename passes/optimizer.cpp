@@ -29,8 +29,8 @@ Variable* addMoment(Module& module, const Variable& weight, llvm::StringRef suff
 }
 
 // A bias of routing moves towards even loads (Wang et al. 2024): b + rate * sign(mean(load) - load),
-// where the last dim is the experts'. Loads are compared times the experts, so that they are whole
-// numbers, and equal ones are.
+// where the last dim is the experts'. Loads are compared times the experts: whole numbers, so that
+// equal ones are (up to 2^24 in f32, beyond which the least of differences may be rounded away).
 Value* balanced(Builder& builder, Value* bias, Value* load, double rate) {
   Elem elem = bias->type.elem;
   Type scalar{elem, {}};

@@ -79,7 +79,8 @@ void split(Op& op) {
   }
   llvm::SmallVector<std::pair<Value*, llvm::SmallVector<Use, 4>>, 4> uses;
   for (Value* result : op.results())
-    uses.push_back({result, llvm::SmallVector<Use, 4>(result->uses().begin(), result->uses().end())});
+    uses.push_back(
+        {result, llvm::SmallVector<Use, 4>(result->uses().begin(), result->uses().end())});
   Builder builder(block, at);
   builder.loc = op.loc;
   Op* wait = builder.create(OpKind::Wait, operands, types);

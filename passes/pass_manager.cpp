@@ -35,8 +35,7 @@ static bool dump(const Modules& modules, const PassOptions& options, size_t numb
   if (options.dumpDir.empty()) {
     if (options.dumps) {
       *options.dumps << "// after " << pass << '\n';
-      for (const auto& module : modules)
-        printModule(*module, *options.dumps, {options.locations});
+      for (const auto& module : modules) printModule(*module, *options.dumps, {options.locations});
     }
     return true;
   }

@@ -136,9 +136,8 @@ class Recompute {
         dead.push_back(op);
     });
     for (Op* op : dead) op->erase();
-    module_.eraseVars([&](const Variable& var) {
-      return var.kind == VarKind::Slot && !read.contains(&var);
-    });
+    module_.eraseVars(
+        [&](const Variable& var) { return var.kind == VarKind::Slot && !read.contains(&var); });
   }
 
   Module& module_;

@@ -18,9 +18,6 @@
 namespace planc {
 namespace {
 
-// Log-sum-exp of no keys: far below all scores, and no infinity whose difference is a NaN.
-constexpr double kNoKeys = -1e38;
-
 class Ring {
  public:
   explicit Ring(Op& op) : op_(op), builder_(op.parent(), op.parent()->indexOf(&op)) {

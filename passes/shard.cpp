@@ -5,14 +5,41 @@
 // by every `planrun verify`.
 #include "passes/shard.h"
 
-#include "llvm/ADT/STLExtras.h"
 #include "ir/verify.h"
+#include "llvm/ADT/STLExtras.h"
 #include "passes/dead_ops.h"
 #include "passes/passes.h"
 
 namespace planc {
 
-// Packed rows need their offsets: those of the op that takes or made them.
+// The offsets of packed rows, as they were packed: those of the op that made them, or of the rows that it
+// made them of; of saved rows those that were saved.
+Value* Sharder::offsetsFor(Value* rows) {
+  if (Value* known = offsets_.lookup(rows)) return known;
+  const Op* read = rows->def();
+  Variable* slot = read && read->kind == OpKind::Read ? slotOffsets_.lookup(read->var) : nullptr;
+  if (!slot) return nullptr;
+  Builder builder(rows->block(), rows->block()->indexOf(read));
+  builder.loc = read->loc;
+  Value* saved = builder.read(slot);
+  op(*saved->def());
+  return offsets_[rows] = saved;
+}
+
+void Sharder::noteOffsets(const Op& op) {
+  Value* offsets = nullptr;
+  for (Value* operand : op.operands())
+    if (!offsets && !operand->type.grouping().empty()) offsets = offsetsFor(operand);
+  if (int at = offsetsOperand(op); at >= 0) offsets = packed_.lookup(op.operand(unsigned(at)));
+  if (!offsets) return;
+  for (Value* result : op.results())
+    if (!result->type.grouping().empty()) offsets_[result] = offsets;
+  if (op.kind != OpKind::Write || op.operand(0)->type.grouping().empty()) return;
+  for (const Use& use : offsets->uses())
+    if (use.op->kind == OpKind::Write && use.op->var->kind == VarKind::Slot)
+      slotOffsets_[op.var] = use.op->var;
+}
+
 Value* Sharder::reshard(Value* value, const Type& type, Value* offsets) {
   if (value->type == type) return value;
   Value*& made = reshards_[{value, type.str()}];
@@ -23,7 +50,7 @@ Value* Sharder::reshard(Value* value, const Type& type, Value* offsets) {
       if (other->type.partial == type.partial) return made = reshard(other, type, offsets);
   Op* def = value->def();
   if (type.grouping().empty()) offsets = nullptr;
-  else if (!offsets && def && offsetsOperand(*def) >= 0) offsets = def->operand(unsigned(offsetsOperand(*def)));
+  else if (!offsets) offsets = offsetsFor(value);
   size_t at = def ? value->block()->indexOf(def) + 1 : 0;
   if (offsets && offsets->def() && offsets->block() == value->block())
     at = std::max(at, value->block()->indexOf(offsets->def()) + 1);
@@ -42,6 +69,10 @@ Value* Sharder::reshard(Value* value, const Type& type, Value* offsets) {
   llvm::SmallVector<Value*, 2> from{value};
   if (offsets) from.push_back(offsets);
   Value* cast = builder.value(OpKind::Reshard, from, type, {}, value->name);
+  if (offsets) {
+    Value* packed = packed_.lookup(offsets);
+    offsets_[cast] = packed ? packed : offsets;
+  }
   if (value->type.partial != type.partial) sumsOf_[value].push_back(cast);
   return reshards_[{value, type.str()}] = cast;
 }
@@ -59,7 +90,9 @@ void Sharder::takeOffsets(Op& op, unsigned operand, const Type& type) {
     size_t at = offsets->def() ? offsets->block()->indexOf(offsets->def()) + 1 : 0;
     Builder builder(offsets->block(), at);
     builder.loc = op.loc;
-    made = builder.value(OpKind::Reshard, {offsets}, type, {{"offsets", int64_t{1}}}, offsets->name);
+    made =
+        builder.value(OpKind::Reshard, {offsets}, type, {{"offsets", int64_t{1}}}, offsets->name);
+    packed_[made] = offsets;
   }
   op.setOperand(operand, made);
 }
@@ -80,6 +113,7 @@ void Sharder::operands(Op& op, const Assignment& assignment) {
   module_.grid.sort(together);
   int offsets = offsetsOperand(op);
   Value* rowsOffsets = offsets < 0 ? nullptr : op.operand(unsigned(offsets));
+  if (rowsOffsets) packed_.try_emplace(rowsOffsets, rowsOffsets);
   Axes alone;  // what operands that may be partial alone are partial over so far
   for (unsigned i = 0; i < op.operands().size(); ++i) {
     Value* value = op.operand(i);
@@ -126,7 +160,8 @@ void Sharder::checkDropout() {
     walk(*function->body, [&](const Op* op) {
       if (op->kind != OpKind::Dropout) return;
       for (const Dim& dim : op->result()->type.dims)
-        if (dim.isRagged() && dim.isSplit() && function->name == "forward")
+        if ((dim.isRagged() || dim.name == op->result()->type.grouping()) && dim.isSplit() &&
+            function->name == "forward")
           diags_.report(op->loc, Diag::RowsDropout, dim.axes.front().name)
               .suggest("drop the tokens before 'dispatch' or behind 'combine'");
     });
@@ -160,12 +195,11 @@ void Sharder::crossEntropy(Op& op, const Assignment& assignment) {
   Type gathered = lseType;
   gathered.dims.insert(gathered.dims.begin(), Dim{part, ranksOver(pieces)});
   Value* all = builder.value(OpKind::Reshard, {parts->result(0)}, gathered, {}, lse->name);
-  Value* total =
-      builder.value(OpKind::LogSumExp, {all}, lseType, {{"over", part}}, lse->name);
+  Value* total = builder.value(OpKind::LogSumExp, {all}, lseType, {{"over", part}}, lse->name);
   Value* mine = builder.value(OpKind::Reshard, {parts->result(1)}, lseType, {}, "picked");
-  Op* sum = builder.create(OpKind::CrossEntropyTotal, {targets, total, mine, count},
-                           {loss->type.whole()}, {{"scale", op.attrs.number("scale", 1)}}, nullptr,
-                           loss->name);
+  Op* sum =
+      builder.create(OpKind::CrossEntropyTotal, {targets, total, mine, count}, {loss->type.whole()},
+                     {{"scale", op.attrs.number("scale", 1)}}, nullptr, loss->name);
   Assignment tokens = assignment;
   llvm::erase_if(tokens.names, [&](const auto& n) { return n.first == op.attrs.word("over"); });
   results(*sum, tokens);
@@ -179,9 +213,11 @@ void Sharder::repeat(Op& op) {
   for (unsigned i = 0; i < op.operands().size(); ++i) {
     Type whole = op.operand(i)->type.whole();
     Type type = rules_.assign(whole).apply(whole);
+    Value* offsets = type.grouping().empty() ? nullptr : offsetsFor(op.operand(i));
     take(op, i, type);
     op.body->args()[i]->type = type;
     op.result(i)->type = type;
+    if (offsets) offsets_[op.body->args()[i]] = offsets_[op.result(i)] = offsets;
   }
   block(*op.body);
 }
@@ -191,7 +227,8 @@ void Sharder::repeat(Op& op) {
 void Sharder::updateOp(Op& op) {
   const Value* most = nullptr;
   for (const Value* value : op.operands())
-    if (!most || ranksOver(value->type.splitAxes()) > ranksOver(most->type.splitAxes())) most = value;
+    if (!most || ranksOver(value->type.splitAxes()) > ranksOver(most->type.splitAxes()))
+      most = value;
   Assignment assignment;
   if (most)
     for (const Dim& dim : most->type.dims)
@@ -237,7 +274,11 @@ void Sharder::op(Op& op) {
 
 void Sharder::block(Block& block) {
   // Typing an op puts others around it.
-  for (Op* o : std::vector<Op*>(block.ops)) op(*o);
+  for (Op* o : std::vector<Op*>(block.ops)) {
+    bool isCrossEntropy = o->kind == OpKind::CrossEntropy;  // may be replaced
+    op(*o);
+    if (!isCrossEntropy) noteOffsets(*o);
+  }
 }
 
 void Sharder::run() {
@@ -286,11 +327,11 @@ void Sharder::setOrder() {
       for (Value* result : op->results()) set(result->type);
       if (op->body)
         for (Value* arg : op->body->args()) set(arg->type);
-      // What names elements of the dim by number would take others.
-      bool picks = op->kind == OpKind::Slice || op->kind == OpKind::Concat || op->kind == OpKind::Lookup;
-      if (picks && zigzags.contains(op->attrs.word("over")))
-        diags_.report(op->loc, Diag::ZigzagPicked, op->attrs.word("over"), op->info().text)
-            .suggest("split '" + op->attrs.word("over") + "' by ring(contiguous)");
+      if (function->name == "backward") return;  // has gradients of what is told already
+      for (const std::string& dim : dimsByNumber(*op))
+        if (zigzags.contains(dim))
+          diags_.report(op->loc, Diag::ZigzagPicked, dim, op->info().text)
+              .suggest("split '" + dim + "' by ring(contiguous)");
     });
 }
 

@@ -47,7 +47,8 @@ class SplitRules {
   void followHeads(Module& module);
   void addRules(Module& module, bool weak);
   void followTokens(const Module& module);
-  void splitAttention(Module& module, const Split& split, const Axes& axes);
+  static void splitAttention(Module& module, const Split& split, const Axes& axes,
+                             std::vector<Rule>& into);
   std::vector<const Rule*> orderFor(llvm::ArrayRef<Dim> dims, const Op* op) const;
   void limitRooms(Assignment& assignment, llvm::ArrayRef<Dim> dims) const;
   Assignment handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool strictOnly,
@@ -76,7 +77,8 @@ class PartialSums {
 
   const Module& module_;
   const SplitRules& rules_;
-  llvm::DenseMap<const Value*, Axes> possible_;  // over which it would be partial if nothing was reduced
+  llvm::DenseMap<const Value*, Axes>
+      possible_;  // over which it would be partial if nothing was reduced
   llvm::DenseMap<const Value*, int64_t> later_;
   llvm::DenseSet<const Value*> reduced_;
 };
@@ -119,6 +121,8 @@ class Sharder {
   void updateOp(Op& op);
   Value* reshard(Value* value, const Type& type, Value* offsets = nullptr);
   void setOrder();
+  Value* offsetsFor(Value* rows);
+  void noteOffsets(const Op& op);
   void takeOffsets(Op& op, unsigned operand, const Type& type);
   Axes keptPartial(const Value* value) const;
 
@@ -129,6 +133,9 @@ class Sharder {
   bool isUpdate_ = false;
   std::vector<Op*> accums_;  // their variables' partial sums are known at the end
   std::map<std::pair<const Value*, std::string>, Value*> reshards_;
+  llvm::DenseMap<Value*, Value*> offsets_;  // of packed rows, as they were packed
+  llvm::DenseMap<Value*, Value*> packed_;   // offsets in any shape: those where rows were packed
+  llvm::DenseMap<const Variable*, Variable*> slotOffsets_;    // of saved rows
   llvm::DenseMap<const Value*, std::vector<Value*>> sumsOf_;  // reshards that add a value up
 };
 

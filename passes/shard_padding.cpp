@@ -32,8 +32,8 @@ class Padding {
           continue;
         }
         // Variables stay zero there, and an infinity would not vanish in a product with zero.
-        bool isKept = (op.kind == OpKind::Accum || op.kind == OpKind::Write) &&
-                      op.var->kind != VarKind::Slot;
+        bool isKept =
+            (op.kind == OpKind::Accum || op.kind == OpKind::Write) && op.var->kind != VarKind::Slot;
         bool isPole = op.kind == OpKind::Log || op.kind == OpKind::Rsqrt ||
                       (op.kind == OpKind::Div && operand == op.operand(1));
         if (isPole || (isKept && !isZero(operand, dim.name, 0))) {

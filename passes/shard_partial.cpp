@@ -60,7 +60,8 @@ void PartialSums::estimate(const Block& block) {
     Axes from = partialOperands(*op, [&](const Value* v) { return possible(v); });
     Assignment assignment = rules_.assign(*op, from);
     for (const Value* result : op->results()) {
-      Axes axes = summedAxes(module_.grid, assignment, result->type);
+      Axes axes = summedAxes(module_.grid, assignment,
+                             inNamesOf(*op, result->type, isResultOfKeys(*op, result->index())));
       for (const Axis& axis : from)
         if (!assignment.has(axis.name) && !hasAxis(axes, axis.name)) axes.push_back(axis);
       if (!axes.empty()) possible_[result] = axes;

@@ -42,6 +42,7 @@ static bool isContested(const Module& module, const Split& split) {
 }
 
 void SplitRules::addRules(Module& module, bool weak) {
+  std::vector<Rule> behind;
   for (const Split& split : module.splits) {
     if ((split.isWeak() && isContested(module, split)) != weak) continue;
     Rule rule{split.dim, {}, weak, split.loc};
@@ -52,13 +53,16 @@ void SplitRules::addRules(Module& module, bool weak) {
     if (rule.axes.empty()) continue;
     if (split.how == "heads") rule.where = Rule::OutsideAttention;
     rules_.push_back(rule);
-    if (split.how == "ring" || split.how == "heads") splitAttention(module, split, rule.axes);
+    if (split.how == "ring") splitAttention(module, split, rule.axes, rules_);
+    if (split.how == "heads") splitAttention(module, split, rule.axes, behind);
   }
+  rules_.insert(rules_.end(), behind.begin(), behind.end());
 }
 
 // Attention over a dim that is split by ring holds its keys in pieces too, which travel; one by heads
 // has its heads cut over these axes, behind their own.
-void SplitRules::splitAttention(Module& module, const Split& split, const Axes& axes) {
+void SplitRules::splitAttention(Module& module, const Split& split, const Axes& axes,
+                                std::vector<Rule>& into) {
   for (const auto& function : module.functions)
     walk(*function->body, [&](Op* op) {
       if (keysName(*op).empty() || op->attrs.word("seq") != split.dim) return;
@@ -66,11 +70,11 @@ void SplitRules::splitAttention(Module& module, const Split& split, const Axes& 
       if (isRing) op->attrs.set("ring", int64_t{1});
       for (llvm::StringRef key : {"head", "kv"}) {
         std::string dim = isRing ? keysName(*op) : op->attrs.word(key);
-        bool isThere = llvm::any_of(rules_, [&](const Rule& rule) {
+        bool isThere = llvm::any_of(into, [&](const Rule& rule) {
           return rule.dim == dim && rule.axes == axes && rule.where == Rule::InAttention;
         });
         if (dim.empty() || isThere) continue;
-        rules_.push_back({dim, axes, false, split.loc, Rule::InAttention});
+        into.push_back({dim, axes, false, split.loc, Rule::InAttention});
       }
     });
 }
@@ -94,7 +98,8 @@ void SplitRules::followHeads(Module& module) {
       pairs.push_back({kv, head, op->operand(1)->type.size(kv)});
     });
   auto splitOf = [&](llvm::StringRef dim) {
-    return llvm::find_if(module.splits, [&](const Split& s) { return s.dim == dim && !s.isWeak(); });
+    return llvm::find_if(module.splits,
+                         [&](const Split& s) { return s.dim == dim && !s.isWeak(); });
   };
   std::map<std::string, std::set<int64_t>> cuts;
   for (const Pair& pair : pairs) {
@@ -103,7 +108,10 @@ void SplitRules::followHeads(Module& module) {
     int64_t left = pair.count;
     for (const std::string& axis : split->axes) {
       int64_t size = ranksOver(module.grid.find(axis)), outer = std::gcd(left, size);
-      if (outer != size && outer != 1) cuts[axis].insert(outer);
+      // A part of the plan's axis is not cut further: the plan's name would lose its parts.
+      bool isPart = llvm::any_of(
+          module.grid.axes, [&](const GridAxis& a) { return a.name == axis && !a.of.empty(); });
+      if (outer != size && outer != 1 && !isPart) cuts[axis].insert(outer);
       if (outer != size) break;
       left /= outer;
     }
@@ -132,18 +140,21 @@ void SplitRules::followTokens(const Module& module) {
   for (const auto& function : module.functions)
     walk(*function->body, [&](const Op* op) {
       if (op->kind != OpKind::Dispatch) return;
-      const Dim* rows = llvm::find_if(op->result()->type.dims, [](const Dim& d) { return d.isRagged(); });
+      const Dim* rows =
+          llvm::find_if(op->result()->type.dims, [](const Dim& d) { return d.isRagged(); });
       if (rows == op->result()->type.dims.end() ||
           llvm::any_of(rules_, [&](const Rule& rule) { return rule.dim == rows->name; }))
         return;
       Rule follows{rows->name, {}, false, {}};
       size_t last = 0;
-      for (const Dim& dim : op->operand(1)->type.dims)
+      const Type& tokens = op->operand(1)->type;
+      Assignment assignment = handOut(tokens.dims, nullptr, true, {});
+      for (const Dim& dim : tokens.dims) {
+        llvm::ArrayRef<Axis> axes = assignment.of(dim.name);
+        follows.axes.append(axes.begin(), axes.end());
         for (size_t i = 0; i < rules_.size(); ++i)
-          if (rules_[i].dim == dim.name && !rules_[i].weak) {
-            follows.axes.append(rules_[i].axes.begin(), rules_[i].axes.end());
-            last = i;
-          }
+          if (rules_[i].dim == dim.name && !rules_[i].weak) last = std::max(last, i);
+      }
       // Axes that tokens are not split over come first: where rows are packed, experts are cut over
       // these alone, and every other piece of the experts is a part of such a one.
       for (Rule& rule : rules_)
@@ -166,8 +177,8 @@ std::vector<const SplitRules::Rule*> SplitRules::orderFor(llvm::ArrayRef<Dim> di
   auto isOfRows = [&](const Rule& rule) {
     if (!hasRows) return hasExperts && tokens_.contains(rule.dim);
     return llvm::any_of(dims, [&](const Dim& dim) {
-      return dim.isRagged() &&
-             (dim.name == rule.dim || (op && op->has(Packs) && mayShareAxes(*op, dim.name, rule.dim)));
+      return dim.isRagged() && (dim.name == rule.dim ||
+                                (op && op->has(Packs) && mayShareAxes(*op, dim.name, rule.dim)));
     });
   };
   bool expertsFirst = hasRows && !(op && op->has(Packs));
@@ -223,7 +234,8 @@ Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool stri
     auto dim = llvm::find_if(dims, [&](const Dim& d) { return d.name == rule.dim; });
     if (dim == dims.end()) continue;
     // A cross-entropy over a split vocabulary is made of parts.
-    bool isMadeOfParts = op && op->kind == OpKind::CrossEntropy && rule.dim == op->attrs.word("over");
+    bool isMadeOfParts =
+        op && op->kind == OpKind::CrossEntropy && rule.dim == op->attrs.word("over");
     if (op && !isMadeOfParts && dimRole(*op, rule.dim) == DimRole::Special) continue;
     Axes axes;
     for (const Axis& axis : rule.axes)
@@ -241,7 +253,8 @@ Assignment SplitRules::handOut(llvm::ArrayRef<Dim> dims, const Op* op, bool stri
       if (name == op->attrs.word("kv") && name != op->attrs.word("head")) {
         llvm::ArrayRef<Axis> head = assignment.of(op->attrs.word("head"));
         size_t shared = 0;
-        while (shared < axes.size() && shared < head.size() && axes[shared] == head[shared]) ++shared;
+        while (shared < axes.size() && shared < head.size() && axes[shared] == head[shared])
+          ++shared;
         axes.resize(shared);
       }
   if (!(op && op->has(Packs))) limitRooms(assignment, dims);

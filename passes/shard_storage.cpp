@@ -80,8 +80,8 @@ void Sharder::typeVariables() {
                    .withElem(type.elem);
         addShards(type, var->stack,
                   var->kind == VarKind::Moment || copied.contains(var->name) ? "optimizer"
-                  : var->kind == VarKind::Gradient                          ? "gradients"
-                                                                            : "weights");
+                  : var->kind == VarKind::Gradient                           ? "gradients"
+                                                                             : "weights");
         break;
       default:
         break;
@@ -146,7 +146,8 @@ void Sharder::typeSlot(Variable& slot) {
   if (!value) return;
   Type held = rules_.assign(value->type).apply(value->type);
   Type made = held;
-  if (const Op* def = value->def(); def && def->kind != OpKind::Repeat && def->kind != OpKind::Read) {
+  if (const Op* def = value->def();
+      def && def->kind != OpKind::Repeat && def->kind != OpKind::Read) {
     Assignment assignment = rules_.assign(*def);
     made = assignment.result(*def, value->index());
     if (def->has(Packs)) made.partial = summedAxes(module_.grid, assignment, made);
@@ -194,8 +195,8 @@ void Sharder::finishSums() {
     module_.rename(var, name + ".sum");
     sums.push_back({&var, module_.addVar(std::move(whole))});
   }
-  for (Op* op : accums_) take(*op, 0, op->var->slice(op->parent()->enclosing()).withElem(
-                                          op->operand(0)->type.elem));
+  for (Op* op : accums_)
+    take(*op, 0, op->var->slice(op->parent()->enclosing()).withElem(op->operand(0)->type.elem));
   if (!sums.empty()) addReduce(sums);
 }
 
@@ -219,7 +220,8 @@ void Sharder::addReduce(const std::vector<std::pair<Variable*, Variable*>>& sums
     return sum->type.dims == whole->type.dims ? std::vector<Dim>() : sum->stackDims();
   };
   for (const auto& [sum, whole] : sums)
-    if (auto stack = stackOf(sum, whole); !llvm::is_contained(stacks, stack)) stacks.push_back(stack);
+    if (auto stack = stackOf(sum, whole); !llvm::is_contained(stacks, stack))
+      stacks.push_back(stack);
   for (const std::vector<Dim>& stack : stacks) {
     Block* block = function->body.get();
     for (const auto& [sum, whole] : sums) {
@@ -232,7 +234,8 @@ void Sharder::addReduce(const std::vector<std::pair<Variable*, Variable*>>& sums
       Value* total = reshard(builder.read(sum), whole->slice(block->enclosing()));
       Builder(block).write(whole, total);
     }
-    for (; block->owner(); block = block->owner()->parent()) Builder(block).create(OpKind::Yield, {}, {});
+    for (; block->owner(); block = block->owner()->parent())
+      Builder(block).create(OpKind::Yield, {}, {});
   }
 }
 

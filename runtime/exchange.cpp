@@ -22,6 +22,7 @@ struct Box {
 
   Box(const Type& a, const Coordinates& atA, const Type& b, const Coordinates& atB) {
     for (const Dim& dim : a.dims) {
+      if (dim.name == a.grouping()) continue;  // no dim of memory
       const Dim& other = b.dims[size_t(b.find(dim.name))];
       int64_t begin = std::max(atA.offset(dim), atB.offset(other));
       int64_t end =
@@ -35,11 +36,14 @@ struct Box {
     llvm::SmallVector<Runs::Dim, 4> list;
     Run first{0, at};
     int64_t strideA = 1, strideB = 1;
+    llvm::SmallVector<const Dim*, 4> pieces;
+    for (const Dim& dim : piece.dims)
+      if (dim.name != piece.grouping()) pieces.push_back(&dim);
     for (size_t i = dims.size(); i-- > 0;) {
       auto [begin, count] = dims[i];
       list.insert(list.begin(), {count, strideA, strideB});
-      first.a += (begin - rank.offset(piece.dims[i])) * strideA;
-      strideA *= piece.dims[i].size;
+      first.a += (begin - rank.offset(*pieces[i])) * strideA;
+      strideA *= pieces[i]->size;
       strideB *= count;
     }
     return Runs(list, first);
@@ -90,7 +94,6 @@ llvm::Error Exchange::prepare(const Op& op, const Grid& grid) {
         chunks = &to;
         break;
       case OpKind::AllToAll:
-        if (!from.grouping().empty()) return cannot(op, "its rows are packed");
         message.kind = Collective::AllToAll;
         stageBoxes(part, from, to, grid);
         break;
@@ -120,9 +123,8 @@ llvm::Error Exchange::prepareTransfer(const Op& op, const Grid& grid) {
   bool sends = op.kind == OpKind::Send;
   std::string axis = op.attrs.words("axes").front();
   int64_t coordinate = op.attrs.integer(sends ? "to" : "from", -1);
-  auto peer = llvm::find_if(group_.members(), [&](int rank) {
-    return Coordinates(grid, rank).on(axis) == coordinate;
-  });
+  auto peer = llvm::find_if(
+      group_.members(), [&](int rank) { return Coordinates(grid, rank).on(axis) == coordinate; });
   if (peer == group_.members().end() || *peer == comm_.rank())
     return cannot(op, "there is no other rank at '" + axis + "' " + llvm::Twine(coordinate));
   int position = int(peer - group_.members().begin());

@@ -112,9 +112,6 @@ struct Attention {
   }
 };
 
-// The log-sum-exp over no keys.
-constexpr double kNoKeys = -1e38;
-
 Array zerosLike(const Type& type) { return Array(size_t(type.elements()), 0.0); }
 
 }  // namespace

@@ -294,9 +294,10 @@ std::vector<RankPiece> Session::piecesOf(const ModelVariable& var) const {
     Coordinates there(program_.grid, rank);
     const Module& program = roles_.program(rank);
     for (const Held& held : var.parts) {
+      if (held.program != &program || held.var->tied) continue;
       Axes copies = roles_.copyAxes(held.var->type);
       llvm::erase_if(copies, [&](const Axis& a) { return hasAxis(held.var->type.partial, a.name); });
-      if (held.program != &program || held.var->tied || there.index(copies) != 0) continue;
+      if (there.index(copies) != 0) continue;
       const std::byte* data = rank == comm_.rank() ? interpreter_->data(*held.var) : nullptr;
       pieces.push_back({rank, held.var->type, held.var->piece ? held.var->piece->first : 0, data});
     }

@@ -71,13 +71,15 @@ std::string explainText(const Planx& planx, const WorkCosts& costs) {
   std::vector<std::vector<std::string>> rows;
   if (!stages) {
     std::string text = "pipeline: none; every rank runs the whole model\n";
-    text += llvm::formatv("  arena of each rank: {0} bytes\n", planx.roles.front()->arenaBytes).str();
+    text +=
+        llvm::formatv("  arena of each rank: {0} bytes\n", planx.roles.front()->arenaBytes).str();
     return text + explainRanksText(planx);
   }
   std::string text = "pipeline: " + stages->title() + '\n';
   text += "  idle " + idleText(*stages, costs) + " (" + costsText(stages->schedule, costs) + ")\n";
   text += "  parameters " + std::to_string(stages->parameters) + "\n\n";
-  rows.push_back({"stage", "parameters", "in flight", "arena bytes", "largest value, bytes", "layers"});
+  rows.push_back(
+      {"stage", "parameters", "in flight", "arena bytes", "largest value, bytes", "layers"});
   for (size_t i = 0; i < stages->list.size(); ++i) {
     const Stage& stage = stages->list[i];
     rows.push_back({std::to_string(i), std::to_string(stage.parameters),

@@ -25,14 +25,13 @@ void eachOp(const Planx& planx, F&& visit) {
       walk(*function->body, [&](const Op* op) { visit(*role, *op); });
 }
 
-// The keys that a query at `position` sees.
-double keysSeen(const Op& attend, int64_t position, int64_t tokens) {
-  int64_t window = attend.attrs.integer("window");
-  int64_t first = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-  int64_t last = attend.isFlag("causal") ? position
-                 : window > 0            ? std::min(tokens - 1, position + window - 1)
-                                         : tokens - 1;
-  return double(last - first + 1);
+// The pairs of the queries before `position` and the keys that they see: up to their own or all, less
+// those before the window.
+double pairsBefore(const Op& attend, int64_t position, int64_t tokens) {
+  double p = double(position), window = double(attend.attrs.integer("window"));
+  double pairs = attend.isFlag("causal") ? p * (p + 1) / 2 : p * double(tokens);
+  double beyond = window > 0 ? std::max(0.0, p - window) : 0;
+  return pairs - beyond * (beyond + 1) / 2;
 }
 
 DividedAttention divided(const Module& role, const Op& attend, const Dim& queries,
@@ -48,8 +47,8 @@ DividedAttention divided(const Module& role, const Op& attend, const Dim& querie
   for (const auto& rank : Coordinates(role.grid, 0).group(queries.axes)) {
     double pairs = 0;
     for (const Segment& segment : Coordinates(role.grid, rank).segments(queries))
-      for (int64_t i = 0; i < segment.count; ++i)
-        pairs += keysSeen(attend, segment.first + i, queries.all());
+      pairs += pairsBefore(attend, segment.first + segment.count, queries.all()) -
+               pairsBefore(attend, segment.first, queries.all());
     made.mostPairs = std::max(made.mostPairs, pairs);
     made.meanPairs += pairs / double(ranksOver(queries.axes));
   }

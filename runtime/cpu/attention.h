@@ -16,9 +16,6 @@ namespace planc::cpu {
 
 inline constexpr int64_t kQueries = 64, kKeys = 128;
 
-// What the log-sum-exp over no keys is: a number, so that differences of two are.
-inline constexpr double kNoKeys = -1e38;
-
 // One tensor as rows by position.
 struct Tensor {
   Elem elem = Elem::F32;

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kChunk = 64;  // tokens whose shares are added up by one task
 
 struct Routing {
-  int64_t experts, top, tokens, positions = 1, groups = 1;  // groups: of tokens
+  int64_t experts, top, tokens, groups = 1;  // groups: of tokens
   int64_t scoreStep;   // from expert to expert in the scores
   std::string choice;  // the dim of a token's choices
   bool isSoftmax, normalise;

@@ -20,9 +20,10 @@ KernelOr prepareRowOffsets(const Op& op, Shared&) {
     const int32_t* counts = static_cast<const int32_t*>(in[0]);
     int32_t* offsets = static_cast<int32_t*>(out[0]);
     offsets[0] = 0;
+    int64_t end = 0;  // past what an i32 counts the exchange of these rows ends the run
     for (int64_t e = 0; e < count; ++e) {
-      offsets[e + 1] = offsets[e];
-      for (int64_t part = 0; part < parts; ++part) offsets[e + 1] += counts[part * count + e];
+      for (int64_t part = 0; part < parts; ++part) end += counts[part * count + e];
+      offsets[e + 1] = int32_t(std::min<int64_t>(end, INT32_MAX));
     }
   });
 }

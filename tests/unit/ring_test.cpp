@@ -32,7 +32,8 @@ plan p of m {)" +
 }
 
 std::string ring(int64_t ranks, const std::string& how = "ring", const std::string& more = "") {
-  return "grid context " + std::to_string(ranks) + "\nsplit seq over context by " + how + "\n" + more;
+  return "grid context " + std::to_string(ranks) + "\nsplit seq over context by " + how + "\n" +
+         more;
 }
 
 constexpr int64_t kLayers = 3, kKeysAndValues = 2 * 64 * 2 * 8;  // elements of a layer, all ranks
@@ -70,8 +71,8 @@ TEST(Ring, SendsWhatIsSeen) {
   auto again = passedOn(*sharded(model(ring(4, "ring", "recompute attend")), "ring"));
   EXPECT_EQ(again["backward"], 3 * again["forward"]);
   auto window = [&](int64_t size) {
-    return passedOn(*sharded(
-        model(ring(8, "ring(contiguous)"), ", window = " + std::to_string(size)), "ring"));
+    return passedOn(
+        *sharded(model(ring(8, "ring(contiguous)"), ", window = " + std::to_string(size)), "ring"));
   };
   int64_t hop = kLayers * kKeysAndValues / 8;
   EXPECT_EQ(window(1)["forward"], 0);
@@ -114,7 +115,8 @@ TEST(Ring, ArenaFallsWithTheRing) {
     return module->arenaBytes - held;
   };
   int64_t one = arena(1);
-  for (int64_t c : {2, 4, 8, 16}) EXPECT_NEAR(double(arena(c) * c), double(one), 0.12 * double(one)) << c;
+  for (int64_t c : {2, 4, 8, 16})
+    EXPECT_NEAR(double(arena(c) * c), double(one), 0.12 * double(one)) << c;
 }
 
 std::vector<int64_t> positions(int64_t tokens, int64_t ranks, int64_t rank, bool isZigzag = true) {
@@ -187,7 +189,8 @@ TEST(Ring, OtherMethods) {
     });
   auto heads = sharded(model(ring(2, "heads")));
   EXPECT_EQ(times(*heads, OpKind::AllGather), 0);
-  EXPECT_EQ(times(*heads, OpKind::AllToAll), 9 * kLayers);  // q, k, v, a and their gradients, and a again
+  EXPECT_EQ(times(*heads, OpKind::AllToAll),
+            9 * kLayers);  // q, k, v, a and their gradients, and a again
   for (const auto& function : heads->functions)
     walk(*function->body, [&](const Op* op) {
       if (op->kind != OpKind::Attend) return;
