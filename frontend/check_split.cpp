@@ -381,6 +381,9 @@ std::string PlanChecker::help(const Cut& cut) const {
   if (size > blocks && cut.info->others.empty())
     text += "make '" + dim.str() + "' " + std::to_string(size / blocks * blocks) + " or " +
             std::to_string((size / blocks + 1) * blocks) + "; or ";
+  if (llvm::any_of(cut.parts, [](const Cut::Part& part) { return part.isZigzag; }) &&
+      !cut.misfit(blocks / std::gcd<int64_t>(blocks, 2)))
+    text += "split it by ring(contiguous); or ";
   if (cut.attended) return text + "split '" + cut.attended->text + "' by ring";
   return text + "leave '" + dim.str() + "' out of the split" + leaveOut(cut);
 }

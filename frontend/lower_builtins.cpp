@@ -274,6 +274,7 @@ Item Lowering::callBuiltin(const Builtin& builtin, const ast::Expr& call, const 
         if (!value) break;
         const Item* named = value->kind == ast::ExprKind::Name ? findName(value->text) : nullptr;
         bound.word = named && named->kind == Item::Word ? named->word : value->text;
+        if (named && named->kind == Item::Number) bound.word = printNumber(named->number);
         if (value->kind != ast::ExprKind::Name ||
             std::find(words.begin(), words.end(), bound.word) == words.end())
           wrong(value->loc, Diag::WordUnknown, param.name, bound.word)

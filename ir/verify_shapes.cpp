@@ -319,7 +319,7 @@ int64_t Shapes::rowsOf(const Op& pack) const {
 Error Shapes::routed(unsigned row, unsigned offsets, const Dims& ragged) const {
   const Op* pack = packOf(op_.operand(row), 0);
   if (!pack) return broken("rows must come from a pack");
-  if (packOf(op_.operand(offsets), 1) != pack)
+  if (const Op* other = packOf(op_.operand(offsets), 1); other && other != pack)
     return broken("its rows and offsets come from different packs");
   std::string group = word("over");
   if (group.empty() || ragged.size() < 2 || ragged[0].name != group || ragged[1].over != group)

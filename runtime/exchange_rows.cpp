@@ -4,6 +4,8 @@
 // tests/runtime/exchange_test.cpp.
 #include "runtime/exchange_rows.h"
 
+#include "llvm/Support/FormatVariadic.h"
+
 #include <algorithm>
 #include <numeric>
 
@@ -68,7 +70,9 @@ llvm::Error RowExchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<vo
         llvm::Twine(arriving_) + " rows come to this rank's experts, which have room for " +
             llvm::Twine(room_) +
             ": the plan's 'by dispatch(N)' bounds it, to N times a rank's even share of the rows; "
-            "raise N, or leave it out and there is room for all");
+            "an N " +
+            llvm::formatv("{0:f2}", double(arriving_) / double(std::max<int64_t>(room_, 1))).str() +
+            " times as large would do, and without N there is room for all");
   if (isHome_)
     sort(static_cast<std::byte*>(operands[0]), static_cast<std::byte*>(spare), /*toExperts=*/false);
   return llvm::Error::success();

@@ -89,8 +89,20 @@ std::vector<DividedAttention> dividedAttention(const Planx& planx) {
     const Type &q = op.operand(0)->type, &k = op.operand(1)->type;
     std::string seq = op.attrs.word("seq");
     const Dim &queries = q.dims[size_t(q.find(seq))], &keys = k.dims[size_t(k.find(seq))];
-    if (!queries.isSplit()) return;
+    std::string heads;  // axes that cut heads here and tokens elsewhere
+    for (const Split& split : role.splits)
+      if (split.dim == seq && split.how == "heads")
+        for (const std::string& axis : split.axes) heads += (heads.empty() ? "" : ", ") + axis;
+    if (!queries.isSplit() && heads.empty()) return;
     DividedAttention made = divided(role, op, queries, keys);
+    if (!queries.isSplit()) made.method.clear();
+    // Queries that are cut further than the keys of a ring have these gathered.
+    else if (made.method == "ring" && keys.axes.size() < queries.axes.size())
+      made.method += " and gather";
+    if (!heads.empty()) {
+      made.method += (made.method.empty() ? "heads" : " and heads");
+      made.axes += (made.axes.empty() ? "" : ", ") + heads;
+    }
     bool isSeen = llvm::any_of(list, [&](const DividedAttention& other) {
       return other.seq == made.seq && other.axes == made.axes && other.method == made.method &&
              other.tokens == made.tokens && other.mostPairs == made.mostPairs;

@@ -26,7 +26,7 @@ cl::OptionCategory category("Options");
 cl::SubCommand compileCommand("compile", "compile a plan to a .planx");
 cl::SubCommand checkCommand("check", "find every error of a plan or a .planx; writes nothing");
 cl::SubCommand dumpCommand("dump", "show what a .planx holds");
-cl::SubCommand explainCommand("explain", "what a plan costs: the pipeline's idle time and memory");
+cl::SubCommand explainCommand("explain", "what a plan costs: idle time, memory, what ranks send");
 cl::SubCommand optCommand("opt", "run passes on IR text");
 cl::SubCommand fmtCommand("fmt", "rewrite plans in the canonical layout");
 cl::SubCommand passesCommand("passes", "list the passes in order");

@@ -65,7 +65,7 @@ cl::opt<int> timeout("timeout", cl::init(60),
                               "ranks wait for the one that runs the model: 3600)"),
                      cl::value_desc("SECONDS"), cl::cat(category), cl::sub(runCommand),
                      cl::sub(evalCommand), cl::sub(verifyCommand));
-cl::opt<std::string> logPath("log", cl::desc("Write a JSON line a step"), cl::value_desc("FILE"),
+cl::opt<std::string> logPath("log", cl::desc("Write a JSON line a step: loss, ..., tokens by expert"), cl::value_desc("FILE"),
                              cl::cat(category), cl::sub(runCommand));
 cl::opt<std::string> tracePath("trace", cl::desc("Write a Chrome/Perfetto trace of the last step"),
                                cl::value_desc("FILE"), cl::cat(category), cl::sub(runCommand));

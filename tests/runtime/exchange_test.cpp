@@ -5,6 +5,7 @@
 #include <random>
 
 #include "ir/traffic.h"
+#include "llvm/Support/FormatVariadic.h"
 #include "runtime/interpreter.h"
 #include "tests/runtime/ranks.h"
 #include "tests/unit/temporary.h"
@@ -539,8 +540,9 @@ TEST(ExchangeRows, MoreThanThereIsRoomForEndTheRun) {
                 "rank " + std::to_string(full) + " failed: exchange_rows 2 of 't' (moe.plan:12): " +
                     std::to_string(arriving(full, seed)) +
                     " rows come to this rank's experts, which have room for 11: the plan's "
-                    "'by dispatch(N)' bounds it, to N times a rank's even share of the rows; "
-                    "raise N, or leave it out and there is room for all");
+                    "'by dispatch(N)' bounds it, to N times a rank's even share of the rows; an N " +
+                    llvm::formatv("{0:f2}", double(arriving(full, seed)) / 11).str() +
+                    " times as large would do, and without N there is room for all");
   }
 }
 

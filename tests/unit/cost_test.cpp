@@ -58,8 +58,9 @@ TEST(Cost, PiecesOfAttention) {
     if (isGrad) results = {q, k, v};
     return flopsOf(*b.create(kind, operands, results, attrs));
   };
-  for (const Attrs& mask : {Attrs(), Attrs{{"causal", int64_t{1}}}, Attrs{{"window", int64_t{20}}}}) {
-    double keys = mask.has("causal") ? 32 : mask.has("window") ? 20 : 64;
+  for (const Attrs& mask : {Attrs(), Attrs{{"causal", int64_t{1}}},
+                            Attrs{{"causal", int64_t{1}}, {"window", int64_t{20}}}}) {
+    double keys = mask.has("window") ? 20 : mask.has("causal") ? 32 : 64;
     double whole = 2 * 6 * 64 * keys * (8 + 4);
     Attrs ring = mask, block = mask;
     ring.set("ring", int64_t{1});

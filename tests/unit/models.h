@@ -181,6 +181,12 @@ inline const TinyModel kModels[] = {
                        "c[expert, model] = t @ g o[expert, slot, model] = t * c "
                        "y[batch, seq, model] = combine(o, rt)",
      "dim expert = 3"},
+    {"rows_share", "weight r[model, expert] s[batch, seq, expert] = x @ r rt = route(s, 2) "
+                   "t[expert, slot, model] = dispatch(x, rt) weight w[model, wide] weight v[wide, model] "
+                   "weight g[model] init normal(1.0) weight b[expert, model] init normal(0.5) "
+                   "h[expert, slot, wide] = (rms_norm(t, over = model) * g) @ w "
+                   "o[expert, slot, model] = silu(h) @ v y[batch, seq, model] = combine(o + b, rt)",
+     "dim expert = 3, wide = 5"},
     {"moe", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1)", "dim expert = 4, ffn = 6"},
     {"moe_sequences", "y[batch, seq, model] = moe(x, top = 2, balance = 0.1, score = sigmoid, "
                       "per = sequence)", "dim expert = 4, ffn = 6"},

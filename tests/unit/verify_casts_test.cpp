@@ -209,8 +209,10 @@ const Shaped kCases[] = {
     // Elements behind each other in memory are not so in a dim in zigzag order.
     {"%y = slice(%kall) {over = s, part = p, offset = 0} : f32[n 5, p 4, g 2, u 2]",
      "cuts 's', which lies in zigzag order"},
+    {"%y = concat(%ks, %ks) {over = z, parts = [u, u]} : f32[n 5, s 16/t.x:zigzag8, g 2, z 4]"},
     {"%y = concat(%kouter, %kouter) {over = z, parts = [u, u]} : f32[n 5, s 16/t:zigzag8+1, g 2, "
-     "z 4]"},
+     "z 4]",
+     "takes another rank's piece for its own"},
     {"%y = concat(%kplain, %kplain) {over = z, parts = [u, u]} : f32[n 5, s 16/t.x, g 2, "
      "z 4:zigzag2]",
      "joins 'z' in zigzag order"},
