@@ -41,9 +41,24 @@ static bool isContested(const Module& module, const Split& split) {
   });
 }
 
+// Each axis of a weak split is a rule of its own: one may be wanted where another is not.
+static std::vector<Split> eachAlone(const std::vector<Split>& splits) {
+  std::vector<Split> alone;
+  for (const Split& split : splits) {
+    alone.push_back(split);
+    if (!split.isWeak()) continue;
+    alone.pop_back();
+    for (const std::string& axis : split.axes) {
+      alone.push_back(split);
+      alone.back().axes = {axis};
+    }
+  }
+  return alone;
+}
+
 void SplitRules::addRules(Module& module, bool weak) {
   std::vector<Rule> behind;
-  for (const Split& split : module.splits) {
+  for (const Split& split : eachAlone(module.splits)) {
     if ((split.isWeak() && isContested(module, split)) != weak) continue;
     Rule rule{split.dim, {}, weak, split.loc};
     rule.room = split.room;
