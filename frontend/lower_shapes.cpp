@@ -85,7 +85,9 @@ Item Lowering::lowerAttend(BoundArgs& args) {
     std::vector<Dim> shared;
     for (const Dim& dim : q.dims)
       if (dim.name != seq.name && dim.name != by.name && v.has(dim.name)) shared.push_back(dim);
-    if (shared.size() > 1) heads = kvs = {shared.back()};
+    bool isBatch = shared.size() == 1 && (allDims_.count(shared[0].name) == 0 ||
+                                          (allDims_.at(shared[0].name).uses & kSamples) != 0);
+    if (!shared.empty() && !isBatch) heads = kvs = {shared.back()};
   }
   if (auto info = allDims_.find(seq.name); info != allDims_.end())
     info->second.heads.insert(heads.empty() ? "" : heads[0].name);

@@ -33,6 +33,25 @@ std::vector<int64_t> boundsOf(const Pipeline& pipeline, int64_t iterations, int 
 
 }  // namespace
 
+// Rows of experts, and who has which, stay in the stage that packs them: a program takes them from no
+// message. False: some would cross.
+static bool checkRows(const ModelCut& cut, Diagnostics& diags) {
+  std::set<uint32_t> lines;  // told once each
+  for (const FunctionCut* function : {&cut.forward, &cut.backward})
+    for (const auto& takes : function->takes)
+      for (const Value* value : takes) {
+        const Op* def = value->def();
+        bool isRouting = value->type.elem == Elem::I32 && def && def->kind != OpKind::Read;
+        if (value->type.grouping().empty() && !isRouting) continue;
+        Loc loc = def ? def->loc : value->block()->owner()->loc;
+        if (lines.insert(loc.line).second)
+          diags.report(loc, Diag::RowsCrossStages)
+              .suggest("route, dispatch and combine within one iteration of '" +
+                       cut.whole->pipeline.dims.front() + "'");
+      }
+  return lines.empty();
+}
+
 Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
   Modules stages;
   if (module->pipeline.axis.empty() || !module->where.empty()) {
@@ -62,6 +81,7 @@ Modules pipeline(std::unique_ptr<Module> module, Diagnostics& diags) {
   }
   if (bounds.size() == 1) bounds = balance(*module, repeats, *schedule);
   ModelCut cut = cutModel(*module, std::move(repeats), std::move(bounds), *schedule);
+  if (!checkRows(cut, diags)) return stages;
   addStageSums(*module, cut);
   Timeline timeline = timelineOf(*schedule, WorkCosts());
   std::vector<StepMarks> marks;
