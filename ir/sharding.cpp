@@ -47,13 +47,13 @@ Type Assignment::result(const Op& op, unsigned i) const {
   return inOwnNames(op, apply(inNamesOf(op, op.result(i)->type.whole(), isOfKeys)), isOfKeys);
 }
 
-static bool isAttention(const Op& op) {
+bool isAttention(const Op& op) {
   return op.kind == OpKind::Attend || op.kind == OpKind::AttendBlock ||
          op.kind == OpKind::AttendGrad;
 }
 
 std::string keysName(const Op& op) {
-  return isAttention(op) ? op.attrs.word("seq") + "'" : std::string();
+  return isAttention(op) ? keysName(op.attrs.word("seq")) : std::string();
 }
 
 // q, k, v, what the kind has behind them, then the documents of the queries and of the keys.

@@ -39,6 +39,8 @@ llvm::SmallVector<Dim, 8> dimsOf(const Op& op);
 // queries may be cut where keys are whole, and then what keys get is partial. In an op's names it is
 // this one. Empty: no attention.
 std::string keysName(const Op& op);
+inline std::string keysName(llvm::StringRef seq) { return seq.str() + "'"; }
+bool isAttention(const Op& op);  // `attend`, `attend_block`, `attend_grad`
 // Whether an operand or a result holds keys or values, or what belongs to them.
 bool isOperandOfKeys(const Op& op, unsigned operand);
 bool isResultOfKeys(const Op& op, unsigned result);

@@ -7,6 +7,7 @@
 
 #include "ir/broken.h"
 #include "ir/roles.h"
+#include "ir/sharding.h"
 #include "ir/text.h"
 #include "llvm/ADT/DenseMap.h"
 
@@ -19,11 +20,6 @@ using llvm::Twine;
 constexpr std::array<const char*, 8> kKeys{"seq",    "by",     "head",      "kv",
                                            "causal", "window", "documents", "scale"};
 using Asked = std::array<std::string, kKeys.size()>;  // the value of each, as text
-
-bool isAttention(const Op& op) {
-  return op.kind == OpKind::Attend || op.kind == OpKind::AttendBlock ||
-         op.kind == OpKind::AttendGrad;
-}
 
 Asked askedOf(const Op& op) {
   bool hasDocuments = int(op.operands().size()) > op.info().minOperands;

@@ -6,7 +6,6 @@
 // by tests/verify.
 #include <map>
 
-#include "ir/broken.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/STLExtras.h"
 #include "passes/dead_ops.h"
@@ -133,6 +132,15 @@ Value* Exchanger::rows(Op& op) {
 void experts(Module& module, Diagnostics& diags) {
   if (module.level != Level::Sharded) {
     diags.report({}, Diag::PassOrder, "experts", "a module typed by 'shard'");
+    return;
+  }
+  bool isCast = true;  // other casts have become collectives
+  for (const auto& function : module.functions)
+    walk(*function->body, [&](const Op* op) {
+      isCast &= op->kind != OpKind::Reshard || op->isFlag("offsets") || op->operands().size() > 1;
+    });
+  if (!isCast) {
+    diags.report({}, Diag::PassOrder, "experts", "a module whose casts 'collectives' has made");
     return;
   }
   for (const auto& function : module.functions) {

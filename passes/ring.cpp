@@ -216,7 +216,8 @@ void ring(Module& module, Diagnostics& diags) {
   std::vector<Op*> attention;
   for (const auto& function : module.functions)
     walk(*function->body, [&](Op* op) {
-      if (op->isFlag("ring")) attention.push_back(op);
+      bool isWhole = op->kind == OpKind::Attend || op->kind == OpKind::AttendGrad;
+      if (isWhole && op->isFlag("ring")) attention.push_back(op);
     });
   for (Op* op : attention) Ring(*op).run();
   eraseDeadOps(module);

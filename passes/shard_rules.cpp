@@ -173,7 +173,7 @@ void SplitRules::followTokens(const Module& module) {
       // Axes that tokens are not split over come first: where rows are packed, experts are cut over
       // these alone, and every other piece of the experts is a part of such a one.
       for (Rule& rule : rules_)
-        if (rule.dim == rows->over || rule.dim == rows->over + "'")  // as attention's keys, too
+        if (rule.dim == rows->over || rule.dim == keysName(rows->over))  // as attention's keys, too
           std::stable_partition(rule.axes.begin(), rule.axes.end(), [&](const Axis& axis) {
             return !hasAxis(follows.axes, axis.name);
           });
