@@ -5,13 +5,12 @@
 #include <optional>
 #include <string>
 
+#include "ir/elem.h"
 #include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"
 #include "llvm/ADT/StringRef.h"
 
 namespace planc {
-
-enum class Elem : uint8_t { F32, BF16, F64, I32 };
 
 llvm::StringRef name(Elem elem);
 std::optional<Elem> elemByName(llvm::StringRef text);

@@ -90,8 +90,8 @@ llvm::Expected<Attention> analyseAttention(const Op& op, llvm::ArrayRef<const Ty
     Tensor tensor{type.elem, strideOf(type, seq), strideOf(type, by), q.size(by)};
     if (likes[t] == Like::Value || likes[t] == Like::Output) {
       Space space(valueDims, {&type});
-      if (space.axes().size() != 1) return unsupported(op, "values whose own dims are apart");
-      tensor.column = space.axes()[0].size == 1 ? 1 : space.axes()[0].strides[0];
+      if (space.loops().size() != 1) return unsupported(op, "values whose own dims are apart");
+      tensor.column = space.loops()[0].size == 1 ? 1 : space.loops()[0].strides[0];
       tensor.width = space.count();
     }
     attention.tensors.push_back(tensor);

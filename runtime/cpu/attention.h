@@ -24,7 +24,7 @@ struct Tensor {
 
 // Key heads that are read by equally many query heads, with the loops over them.
 struct Part {
-  llvm::SmallVector<Axis, 4> shared, own;  // strides by tensor
+  llvm::SmallVector<Loop, 4> shared, own;  // strides by tensor
   llvm::SmallVector<int64_t, 11> start;    // each tensor's first element
 };
 
@@ -58,14 +58,14 @@ enum class Like { Query, Key, Value, Output, Row, RowOfKeys, None };
 llvm::Expected<Attention> analyseAttention(const Op& op, llvm::ArrayRef<const Type*> types,
                                            llvm::ArrayRef<Like> likes, const Coordinates& rank);
 
-inline int64_t countOf(llvm::ArrayRef<Axis> axes) {
+inline int64_t countOf(llvm::ArrayRef<Loop> axes) {
   int64_t count = 1;
-  for (const Axis& axis : axes) count *= axis.size;
+  for (const Loop& axis : axes) count *= axis.size;
   return count;
 }
 
-inline void addOffsets(llvm::ArrayRef<Axis> axes, int64_t index, int64_t* offsets) {
-  for (const Axis& axis : llvm::reverse(axes)) {
+inline void addOffsets(llvm::ArrayRef<Loop> axes, int64_t index, int64_t* offsets) {
+  for (const Loop& axis : llvm::reverse(axes)) {
     int64_t i = index % axis.size;
     index /= axis.size;
     for (size_t t = 0; t < axis.strides.size(); ++t) offsets[t] += i * axis.strides[t];

@@ -20,7 +20,7 @@ struct Copy {
 
   template <class T>
   void run(Pool& pool, const void* source, void* target) const {
-    Axis inner = space.axes().back();
+    Loop inner = space.loops().back();
     constexpr int64_t kPiece = 512;
     int64_t rows = space.count() / inner.size;
     pool.parallelPieces(rows, rowsPerTask(inner.size), [&](int64_t begin, int64_t end, int) {
@@ -128,7 +128,7 @@ KernelOr prepareSpread(const Op& op, Shared& shared) {
   int64_t rows = slot.size, groups = op.operand(1)->type.dims.front().size - 1;
   Space space(dimsWithout(y, {slot.name}), {&x, &y});
   Elem from = x.elem, to = y.elem;
-  Axis inner = space.axes().back();
+  Loop inner = space.loops().back();
   shared.pool.reserveScratch(inner.size * int64_t(sizeof(double)));
   return withCompute(op, [&](auto zero) -> KernelOr {
     using T = decltype(zero);
@@ -175,7 +175,7 @@ KernelOr prepareRaggedSum(const Op& op, Shared& shared) {
   }
   Space summed(summedDims, {&x});
   Elem from = x.elem, to = y.elem;
-  Axis inner = kept.axes().back();
+  Loop inner = kept.loops().back();
   int64_t pieces = kept.count() / inner.size, room = (inner.size + 15) / 16 * 16;
   shared.pool.reserveScratch(2 * room * int64_t(sizeof(double)));
   Accumulate accumulate(op);

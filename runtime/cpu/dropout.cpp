@@ -106,7 +106,7 @@ KernelOr prepareDropout(const Op& op, Shared& shared) {
   Space space(memoryDims(y), {&x, &y});
   WholeIndex whole(y, shared.rank);
   Elem from = x.elem, to = y.elem;
-  bool isFlat = space.axes().size() == 1 && space.axes()[0].strides[0] == 1;
+  bool isFlat = space.loops().size() == 1 && space.loops()[0].strides[0] == 1;
   return withCompute(op, [&](auto zero) -> KernelOr {
     using T = decltype(zero);
     return makeKernel([=, &shared](const RunContext& context, Operands in, Results out) {

@@ -18,9 +18,9 @@ enum { A, B, C };
 
 // One product, and the loops around it. Axes have strides {a, b, c}.
 struct Plan {
-  Axis m, n, k;
-  llvm::SmallVector<Axis, 4> outer;        // batch, and what is left of M and N
-  llvm::SmallVector<Axis, 4> inner;        // what is left of K: products that add up
+  Loop m, n, k;
+  llvm::SmallVector<Loop, 4> outer;        // batch, and what is left of M and N
+  llvm::SmallVector<Loop, 4> inner;        // what is left of K: products that add up
   bool copies[3] = {false, false, false};  // whether a, b, c pass through scratch
   bool byColumns = false;  // only the transposed product, with a and b exchanged, finds c's rows
   int64_t tileM = 1, tileN = 1;
@@ -41,8 +41,8 @@ struct Ragged {
   int64_t last = 0;              // of the offsets
 };
 
-Axis axisOf(const Dim& dim, llvm::ArrayRef<Type> types) {
-  Axis axis{dim.size, {}};
+Loop axisOf(const Dim& dim, llvm::ArrayRef<Type> types) {
+  Loop axis{dim.size, {}};
   for (const Type& type : types) axis.strides.push_back(strideOf(type, dim.name));
   return axis;
 }
@@ -76,7 +76,7 @@ Ragged findRagged(llvm::ArrayRef<Type> types, const Type& offsets) {
 }
 
 struct Classes {
-  llvm::SmallVector<Axis, 4> batch, m, n, k;
+  llvm::SmallVector<Loop, 4> batch, m, n, k;
 };
 
 // Every dim but the ragged one, and the one that groups it.
@@ -102,7 +102,7 @@ Classes classify(llvm::ArrayRef<Type> types, const Ragged& ragged) {
 
 // Decides what runs in place. An operand of another element type than the product's never does.
 void planCopies(Plan& plan, const bool (&ownElem)[3]) {
-  const Axis &m = plan.m, &n = plan.n, &k = plan.k;
+  const Loop &m = plan.m, &n = plan.n, &k = plan.k;
   bool isC = ownElem[C] && isMatrix(m.size, n.size, m.strides[C], n.strides[C]);
   bool rows = isC && (n.size == 1 || n.strides[C] == 1);
   bool columns = isC && (m.size == 1 || m.strides[C] == 1);
@@ -113,21 +113,21 @@ void planCopies(Plan& plan, const bool (&ownElem)[3]) {
 }
 
 // The loops that may be a product's M (or N, or K): the ragged one if it is of this class.
-llvm::SmallVector<Axis, 4> candidates(llvm::ArrayRef<Axis> axes, const Axis* ragged) {
+llvm::SmallVector<Loop, 4> candidates(llvm::ArrayRef<Loop> axes, const Loop* ragged) {
   if (ragged != nullptr) return {*ragged};
-  llvm::SmallVector<Axis, 4> list(axes.begin(), axes.end());
+  llvm::SmallVector<Loop, 4> list(axes.begin(), axes.end());
   list.push_back({1, {0, 0, 0}});
   return list;
 }
 
 // The best choice of M, N and K: the biggest product, where a copy costs as much as half the size.
-Plan choose(const Classes& classes, const bool (&ownElem)[3], const Axis& ragged, Role role) {
+Plan choose(const Classes& classes, const bool (&ownElem)[3], const Loop& ragged, Role role) {
   auto forced = [&](Role r) { return role == r ? &ragged : nullptr; };
   Plan best;
   int64_t score = -1;
-  for (const Axis& m : candidates(classes.m, forced(Role::M))) {
-    for (const Axis& n : candidates(classes.n, forced(Role::N))) {
-      for (const Axis& k : candidates(classes.k, forced(Role::K))) {
+  for (const Loop& m : candidates(classes.m, forced(Role::M))) {
+    for (const Loop& n : candidates(classes.n, forced(Role::N))) {
+      for (const Loop& k : candidates(classes.k, forced(Role::K))) {
         // What only one operand has cannot be the K of a product.
         if (k.size > 1 && (k.strides[A] == 0 || k.strides[B] == 0)) continue;
         Plan plan;
@@ -141,8 +141,8 @@ Plan choose(const Classes& classes, const bool (&ownElem)[3], const Axis& ragged
       }
     }
   }
-  auto rest = [](llvm::ArrayRef<Axis> axes, const Axis& taken, llvm::SmallVectorImpl<Axis>& to) {
-    for (const Axis& axis : axes) {
+  auto rest = [](llvm::ArrayRef<Loop> axes, const Loop& taken, llvm::SmallVectorImpl<Loop>& to) {
+    for (const Loop& axis : axes) {
       if (axis.size != taken.size || axis.strides != taken.strides) to.push_back(axis);
     }
   };
@@ -153,9 +153,9 @@ Plan choose(const Classes& classes, const bool (&ownElem)[3], const Axis& ragged
   return best;
 }
 
-int64_t countOf(llvm::ArrayRef<Axis> axes) {
+int64_t countOf(llvm::ArrayRef<Loop> axes) {
   int64_t count = 1;
-  for (const Axis& axis : axes) count *= axis.size;
+  for (const Loop& axis : axes) count *= axis.size;
   return count;
 }
 
@@ -265,15 +265,15 @@ class EinsumKernel : public Kernel {
     return e;
   }
 
-  const Axis& raggedAxis() const {
+  const Loop& raggedAxis() const {
     return ragged_.role == Role::M ? plan_.m : ragged_.role == Role::N ? plan_.n : plan_.k;
   }
 
   // Rows that no group uses hold zeros.
   void clearUnused(const Run& run) const {
     Elem elem = elems_[C];
-    const Axis& rows = raggedAxis();
-    const Axis& columns = ragged_.role == Role::M ? plan_.n : plan_.m;
+    const Loop& rows = raggedAxis();
+    const Loop& columns = ragged_.role == Role::M ? plan_.n : plan_.m;
     int64_t used = std::clamp<int64_t>(run.offsets[ragged_.last], 0, ragged_.bound);
     for (int64_t o = 0; o < countOf(plan_.outer); ++o) {
       int64_t at[3];
@@ -286,9 +286,9 @@ class EinsumKernel : public Kernel {
     }
   }
 
-  static void place(llvm::ArrayRef<Axis> axes, int64_t index, int64_t (&at)[3]) {
+  static void place(llvm::ArrayRef<Loop> axes, int64_t index, int64_t (&at)[3]) {
     at[A] = at[B] = at[C] = 0;
-    for (const Axis& axis : llvm::reverse(axes)) {
+    for (const Loop& axis : llvm::reverse(axes)) {
       int64_t i = index % axis.size;
       index /= axis.size;
       for (int t : {A, B, C}) at[t] += i * axis.strides[size_t(t)];
@@ -353,7 +353,7 @@ class EinsumKernel : public Kernel {
 
   // A rows x columns part of an operand, in place or copied; a copy keeps the order that the
   // operand is nearer to.
-  Matrix<T> operand(int t, int64_t rows, int64_t columns, const Axis& row, const Axis& column,
+  Matrix<T> operand(int t, int64_t rows, int64_t columns, const Loop& row, const Loop& column,
                     int64_t at, const Run& run, T* scratch) const {
     int64_t byRow = row.strides[size_t(t)], byColumn = column.strides[size_t(t)];
     const void* base = run.operands[t];
@@ -415,7 +415,7 @@ KernelOr prepareEinsum(const Op& op, Shared& shared) {
   bool exchanged = false;
   while (true) {
     if (op.operands().size() == 3) ragged = findRagged(types, op.operand(2)->type);
-    Axis rows;
+    Loop rows;
     if (ragged.role != Role::None) rows = axisOf({ragged.dim, ragged.bound, ragged.over}, types);
     bool ownElem[3];
     for (int t : {A, B, C}) ownElem[t] = types[t].elem == own;

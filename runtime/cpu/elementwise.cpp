@@ -19,9 +19,9 @@ constexpr int64_t kMaxChunks = 128;
 
 // The loops of a program: the block (rows x inner), and the cells and items made of blocks.
 struct Loops {
-  Axis row, inner;  // whole; a block has rowStep x innerStep of them
+  Loop row, inner;  // whole; a block has rowStep x innerStep of them
   int64_t rowStep = 1, innerStep = 1;
-  llvm::SmallVector<Axis, 4> cells, items;  // the piece loops of row and inner stand last
+  llvm::SmallVector<Loop, 4> cells, items;  // the piece loops of row and inner stand last
   bool rowSummed = false, innerSummed = false;
 
   int64_t cellCount() const { return product(cells); }
@@ -29,9 +29,9 @@ struct Loops {
   // Elements of the sum's accumulator.
   int64_t cellSize() const { return (rowSummed ? 1 : rowStep) * (innerSummed ? 1 : innerStep); }
 
-  static int64_t product(llvm::ArrayRef<Axis> axes) {
+  static int64_t product(llvm::ArrayRef<Loop> axes) {
     int64_t count = 1;
-    for (const Axis& axis : axes) count *= axis.size;
+    for (const Loop& axis : axes) count *= axis.size;
     return count;
   }
 };
@@ -66,18 +66,18 @@ llvm::SmallVector<Dim, 4> spaceOf(const Program& program) {
 
 // `sumAt` is the sum's place among the tensors, or -1.
 Loops loopsOf(const Program& program, llvm::ArrayRef<const Type*> tensors, int sumAt) {
-  llvm::SmallVector<Axis, 4> axes;
+  llvm::SmallVector<Loop, 4> axes;
   for (const Dim& dim : spaceOf(program)) {
-    Axis axis{dim.size, {}};
+    Loop axis{dim.size, {}};
     for (const Type* type : tensors) axis.strides.push_back(strideOf(*type, dim.name));
     axes.push_back(std::move(axis));
   }
   merge(axes, tensors.size());
-  auto isSummed = [&](const Axis& axis) {
+  auto isSummed = [&](const Loop& axis) {
     return sumAt >= 0 && axis.size > 1 && axis.strides[size_t(sumAt)] == 0;
   };
   // Kept loops go outside the summed ones, but the innermost stays for the sake of its stride.
-  std::stable_partition(axes.begin(), axes.end() - 1, [&](const Axis& a) { return !isSummed(a); });
+  std::stable_partition(axes.begin(), axes.end() - 1, [&](const Loop& a) { return !isSummed(a); });
   merge(axes, tensors.size());
 
   Loops loops;
@@ -88,8 +88,8 @@ Loops loopsOf(const Program& program, llvm::ArrayRef<const Type*> tensors, int s
   loops.rowSummed = isSummed(loops.row);
   loops.innerStep = std::min(loops.inner.size, kBlock);
   loops.rowStep = std::min(loops.row.size, std::max<int64_t>(1, kBlock / loops.inner.size));
-  for (const Axis& axis : axes) (isSummed(axis) ? loops.items : loops.cells).push_back(axis);
-  auto pieces = [&](Axis axis, int64_t step, bool summed) {
+  for (const Loop& axis : axes) (isSummed(axis) ? loops.items : loops.cells).push_back(axis);
+  auto pieces = [&](Loop axis, int64_t step, bool summed) {
     axis.size = (axis.size + step - 1) / step;
     for (int64_t& stride : axis.strides) stride *= step;
     (summed ? loops.items : loops.cells).push_back(axis);
@@ -147,7 +147,7 @@ class ProgramKernel : public Kernel {
   }
 
   bool isUniform(size_t tensor) const {
-    auto still = [&](const Axis& axis) { return axis.size == 1 || axis.strides[tensor] == 0; };
+    auto still = [&](const Loop& axis) { return axis.size == 1 || axis.strides[tensor] == 0; };
     return still(loops_.row) && still(loops_.inner) && llvm::all_of(loops_.cells, still) &&
            llvm::all_of(loops_.items, still);
   }
@@ -196,7 +196,7 @@ class ProgramKernel : public Kernel {
                        held_[size_t(program_.sum->value)].direct >= 0;
       for (const auto& other : program_.outputs) readLater |= other.value < inputs;
       Held& held = held_[value];
-      auto misses = [&](const Axis& axis) { return axis.size > 1 && axis.strides[tensor] == 0; };
+      auto misses = [&](const Loop& axis) { return axis.size > 1 && axis.strides[tensor] == 0; };
       misses_.push_back(llvm::any_of(loops_.cells, misses) || llvm::any_of(loops_.items, misses) ||
                         misses(loops_.row) || misses(loops_.inner));
       lacking_ |= misses_.back();
@@ -273,7 +273,7 @@ class ProgramKernel : public Kernel {
     }
   }
 
-  uint64_t outputsLacking(const Axis& axis) const {
+  uint64_t outputsLacking(const Loop& axis) const {
     uint64_t mask = 0;
     for (size_t o = 0; o < misses_.size(); ++o) {
       if (axis.strides[program_.inputs.size() + o] == 0) mask |= uint64_t{1} << o;
@@ -282,7 +282,7 @@ class ProgramKernel : public Kernel {
   }
 
   // Adds the loops' position to the block; pieces of row and inner also set its extent.
-  void place(llvm::ArrayRef<Axis> axes, int64_t index, bool hasRow, bool hasInner,
+  void place(llvm::ArrayRef<Loop> axes, int64_t index, bool hasRow, bool hasInner,
              Block& block) const {
     for (size_t a = axes.size(); a-- > 0;) {
       int64_t i = index % axes[a].size;

@@ -11,7 +11,7 @@
 #include "llvm/ADT/Twine.h"
 #include "llvm/Support/Error.h"
 #include "runtime/cpu/convert.h"
-#include "runtime/cpu/layout.h"
+#include "runtime/layout.h"
 #include "runtime/cpu/pool.h"
 #include "runtime/device.h"
 

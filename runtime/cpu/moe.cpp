@@ -12,7 +12,7 @@ namespace {
 // token and packed) come in pieces along the innermost loop.
 struct Packing {
   Space tokens, own;
-  Axis inner;
+  Loop inner;
   int64_t pieces, rowStride, bound;  // packed: from row to row, and how many rows there is room for
   int64_t firstExpert = 0, experts = 0;  // those whose rows are here
   std::string choice;                // the dim of `row` that counts a token's choices
@@ -40,7 +40,7 @@ struct Packing {
     walked.append(others.begin(), others.end());
     tokens = Space(dimsWithout(row, {choice}), walked);
     own = Space(dimsWithout(packed, {slot}), {&byToken, &packed});
-    inner = own.axes().back();
+    inner = own.loops().back();
     pieces = own.count() / inner.size;
   }
 

@@ -43,7 +43,7 @@ KernelOr prepareLookup(const Op& op, Shared& shared) {
   if (llvm::Error error = checkDims(op, table, ids)) return error;
   Shape shape(op, table, ids, rows, shared.rank);
   // The table's own dims as rows of a longest inner loop.
-  Axis inner = shape.row.axes().back();
+  Loop inner = shape.row.loops().back();
   int64_t pieces = shape.row.count() / inner.size;
   shared.pool.reserveScratch(inner.size * int64_t(sizeof(double)));
   return withCompute(op, [&](auto zero) -> KernelOr {
@@ -109,7 +109,7 @@ KernelOr prepareLookupGrad(const Op& op, Shared& shared) {
   Type table = resultType(op);
   if (llvm::Error error = checkDims(op, table, ids)) return error;
   Shape shape(op, table, ids, dy, shared.rank);
-  Axis inner = shape.row.axes().back();
+  Loop inner = shape.row.loops().back();
   int64_t pieces = shape.row.count() / inner.size;
   shared.pool.reserveScratch(2 * (inner.size + 16) * int64_t(sizeof(double)));
   Accumulate accumulate(op);

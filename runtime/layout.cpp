@@ -1,8 +1,8 @@
 // Strides and spaces. Merging loops that collapse is what makes one kernel serve all orders of
 // dims: usual layouts merge to one or two long loops. Tested by tests/runtime/kernels_test.cpp.
-#include "runtime/cpu/layout.h"
+#include "runtime/layout.h"
 
-namespace planc::cpu {
+namespace planc {
 
 int64_t strideOf(const Type& type, llvm::StringRef dim) {
   llvm::StringRef group = type.grouping();
@@ -29,16 +29,16 @@ Type resultType(const Op& op, unsigned i) {
   return op.var->slice(op.parent()->enclosing());
 }
 
-bool collapses(const Axis& outer, const Axis& inner) {
+bool collapses(const Loop& outer, const Loop& inner) {
   for (size_t t = 0; t < inner.strides.size(); ++t) {
     if (outer.strides[t] != inner.strides[t] * inner.size) return false;
   }
   return true;
 }
 
-void merge(llvm::SmallVectorImpl<Axis>& axes, size_t tensors) {
-  llvm::SmallVector<Axis, 4> merged;
-  for (const Axis& axis : axes) {
+void merge(llvm::SmallVectorImpl<Loop>& loops, size_t tensors) {
+  llvm::SmallVector<Loop, 4> merged;
+  for (const Loop& axis : loops) {
     if (axis.size == 1) continue;
     if (!merged.empty() && collapses(merged.back(), axis)) {
       merged.back().size *= axis.size;
@@ -48,27 +48,27 @@ void merge(llvm::SmallVectorImpl<Axis>& axes, size_t tensors) {
     }
   }
   if (merged.empty()) merged.push_back({1, llvm::SmallVector<int64_t, 6>(tensors, 0)});
-  axes.assign(merged.begin(), merged.end());
+  loops.assign(merged.begin(), merged.end());
 }
 
 Space::Space(llvm::ArrayRef<Dim> dims, llvm::ArrayRef<const Type*> types) {
-  axes_.clear();
+  loops_.clear();
   for (const Dim& dim : dims) {
-    Axis axis{dim.size, {}};
+    Loop axis{dim.size, {}};
     for (const Type* type : types) axis.strides.push_back(strideOf(*type, dim.name));
     count_ *= dim.size;
-    axes_.push_back(std::move(axis));
+    loops_.push_back(std::move(axis));
   }
-  merge(axes_, types.size());
+  merge(loops_, types.size());
 }
 
 void Space::at(int64_t index, int64_t* offsets) const {
-  std::fill_n(offsets, axes_.front().strides.size(), 0);
-  for (const Axis& axis : llvm::reverse(axes_)) {
+  std::fill_n(offsets, loops_.front().strides.size(), 0);
+  for (const Loop& axis : llvm::reverse(loops_)) {
     int64_t i = index % axis.size;
     index /= axis.size;
     for (size_t t = 0; t < axis.strides.size(); ++t) offsets[t] += i * axis.strides[t];
   }
 }
 
-}  // namespace planc::cpu
+}  // namespace planc

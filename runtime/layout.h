@@ -8,7 +8,7 @@
 #include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"
 
-namespace planc::cpu {
+namespace planc {
 
 // Elements between neighbours along a dim; 0 when the type lacks it, and for the dim that groups a
 // ragged one, which takes no room in memory.
@@ -19,14 +19,14 @@ llvm::SmallVector<Dim, 4> memoryDims(const Type& type);
 Type resultType(const Op& op, unsigned i = 0);
 
 // One loop: how often, and how far each tensor moves.
-struct Axis {
+struct Loop {
   int64_t size = 1;
   llvm::SmallVector<int64_t, 6> strides;
 };
 // Whether the loops `outer` and `inner` are one loop of outer.size * inner.size for all tensors.
-bool collapses(const Axis& outer, const Axis& inner);
+bool collapses(const Loop& outer, const Loop& inner);
 // Merges neighbours that collapse, and drops loops of one iteration (but keeps at least one axis).
-void merge(llvm::SmallVectorImpl<Axis>& axes, size_t tensors);
+void merge(llvm::SmallVectorImpl<Loop>& loops, size_t tensors);
 
 // The space of some dims, outermost first, over some tensors. Dims of a tensor outside the space
 // stay at index 0.
@@ -36,15 +36,15 @@ class Space {
   Space(llvm::ArrayRef<Dim> dims, llvm::ArrayRef<const Type*> types);
 
   int64_t count() const { return count_; }
-  llvm::ArrayRef<Axis> axes() const { return axes_; }
+  llvm::ArrayRef<Loop> loops() const { return loops_; }
   // Each tensor's offset at an index of [0, count).
   void at(int64_t index, int64_t* offsets) const;
 
   // Calls visit(index, offsets) for the indexes [begin, end) in order.
   template <class F>
   void each(int64_t begin, int64_t end, F&& visit) const {
-    llvm::SmallVector<int64_t, 6> offsets(axes_.front().strides.size(), 0);
-    const Axis& inner = axes_.back();
+    llvm::SmallVector<int64_t, 6> offsets(loops_.front().strides.size(), 0);
+    const Loop& inner = loops_.back();
     for (int64_t index = begin; index < end;) {
       at(index, offsets.data());
       int64_t row = std::min(end, index - index % inner.size + inner.size);
@@ -56,11 +56,11 @@ class Space {
   }
 
  private:
-  llvm::SmallVector<Axis, 4> axes_{1};
+  llvm::SmallVector<Loop, 4> loops_{1};
   int64_t count_ = 1;
 };
 
 // The dims that take room in a type, less some names.
 llvm::SmallVector<Dim, 4> dimsWithout(const Type& type, llvm::ArrayRef<llvm::StringRef> names);
 
-}  // namespace planc::cpu
+}  // namespace planc
