@@ -19,8 +19,8 @@ bool isFinite(const Variable& var, const std::byte* data) {
   // Bit by bit: the exponent of an infinity or a NaN is all ones.
   bool isFinite = true;
   int64_t count = var.type.elements();
-  if (var.type.elem == Elem::F64) {
-    for (int64_t i = 0; i < count; ++i) isFinite &= std::isfinite(fetch(Elem::F64, data, i));
+  if (var.type.elem != Elem::F32) {
+    for (int64_t i = 0; i < count; ++i) isFinite &= std::isfinite(fetch(var.type.elem, data, i));
     return isFinite;
   }
   const auto* words = reinterpret_cast<const uint32_t*>(data);
@@ -75,25 +75,22 @@ llvm::Error Session::load(llvm::StringRef path, std::string& note) {
     return fileError(file, "its step '" + stepText + "' is no number");
   if (step >= kMaxStep)
     return fileError(file, "its step " + stepText + " is the last one there is");
-  auto read = [&](const Variable& var, std::byte* into) {
-    return checkpoint->read(var, into, here_);
+  // One that can't be trained on is told now, not when the run wants to save.
+  auto readFinite = [&](const Variable& var, std::byte* into) -> llvm::Error {
+    if (llvm::Error error = checkpoint->read(var, into, here_)) return error;
+    return isFinite(var, into) ? llvm::Error::success()
+                               : fileError(file, "'" + var.wholeName() + "' is not finite");
   };
   auto readAll = [&]() -> llvm::Error {
     for (const auto& var : program_.vars)
-      if (var->kind == VarKind::Moment && hasMoments)
-        if (llvm::Error error = read(*var, interpreter_->data(*var))) return error;
-    return setWeights(read);
+      if (var->kind == VarKind::Moment && hasMoments) {
+        HostBytes into = interpreter_->blank(*var);
+        if (llvm::Error error = readFinite(*var, into.data())) return error;
+        into.store();
+      }
+    return setWeights(readFinite);
   };
-  // One that can't be trained on is told now, not when the run wants to save.
-  auto readFinite = [&]() -> llvm::Error {
-    if (llvm::Error error = readAll()) return error;
-    for (const auto& var : program_.vars)
-      if (isState(var->kind) && (var->kind == VarKind::Weight || hasMoments) &&
-          !isFinite(*var, interpreter_->data(*var)))
-        return fileError(file, "'" + var->wholeName() + "' is not finite");
-    return llvm::Error::success();
-  };
-  if (llvm::Error error = comm_.agree(readFinite())) return error;
+  if (llvm::Error error = comm_.agree(readAll())) return error;
   if (!hasMoments) {
     zeroMoments();
     note = "'" + file.str().str() + "' has no optimizer state: it starts at zero";
@@ -115,11 +112,17 @@ llvm::Error Session::prepareFolder(llvm::StringRef folder) {
 llvm::Error Session::save(llvm::StringRef folder) const {
   if (llvm::Error error = onFirst(comm_, [&] { return prepareFolder(folder); })) return error;
   // A checkpoint that can't be trained on must not replace one that can.
+  std::map<const Variable*, HostBytes> state;
   auto check = [&]() -> llvm::Error {
-    for (const auto& var : program_.vars)
-      if (isState(var->kind) && !isFinite(*var, interpreter_->data(*var)))
+    for (const auto& var : program_.vars) {
+      if (!isState(var->kind)) continue;
+      auto bytes = interpreter_->read(*var);
+      if (!bytes) return bytes.takeError();
+      if (!isFinite(*var, bytes->data()))
         return fileError(folder, "'" + var->wholeName() + "' is not finite after step " +
                                      llvm::Twine(step_) + "; nothing was saved");
+      state.emplace(var.get(), std::move(*bytes));
+    }
     return llvm::Error::success();
   };
   if (llvm::Error error = comm_.agree(check())) return error;
@@ -134,7 +137,7 @@ llvm::Error Session::save(llvm::StringRef folder) const {
       Axes copies = roles_.copyAxes(held.var->type);
       Runs runs = pieceRuns(*held.var, here_);
       auto [from, to] = share(runs.elements(), here_.index(copies), ranksOver(copies));
-      pieces.push_back({tensors.size(), runs, from, to, interpreter_->data(*held.var)});
+      pieces.push_back({tensors.size(), runs, from, to, state.at(held.var).data()});
     }
     tensors.push_back({var.name, var.type});
   }

@@ -68,6 +68,7 @@ struct Message {
   llvm::ArrayRef<int64_t> sendCounts = {}, recvCounts = {};  // AllToAll: a count for each rank
   int root = 0;                                              // Broadcast
   int to = kNobody, from = kNobody;                          // SendReceive
+  bool isOnDevice = false;                                   // its buffers, where that is not the host
 };
 
 // What of the program a message belongs to; for people.
@@ -137,6 +138,8 @@ class Communicator {
   // all-reduce 2 (n - 1) / n of the tensor; reduce-scatter and all-gather (n - 1) / n of the larger
   // side; all-to-all and transfers what leaves the rank; broadcast the tensor, at the root.
   int64_t bytesSent() const { return bytesSent_; }
+  // What was started once is sent again by a recording.
+  void countAgain(int64_t bytes) { bytesSent_ += bytes; }
 
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
@@ -180,6 +183,13 @@ std::unique_ptr<ThreadTeam> makeThreadTeam(int ranks,
 // This process's rank among those that `mpirun` started. MPI can't hand an error to ranks that don't
 // wait for it: what ends a run prints the rank, its operation and place, and aborts all processes.
 llvm::Expected<std::unique_ptr<Communicator>> makeMpiCommunicator(
+    std::chrono::milliseconds timeout = kDefaultTimeout);
+
+class Device;
+// Messages of programs go between the GPUs (`device` is this rank's, from makeCudaDevice) by NCCL, and
+// what ranks tell each other through `host`. Together.
+llvm::Expected<std::unique_ptr<Communicator>> makeNcclCommunicator(
+    std::unique_ptr<Communicator> host, Device& device,
     std::chrono::milliseconds timeout = kDefaultTimeout);
 
 }  // namespace planc

@@ -63,7 +63,7 @@ class Device {
   }
   virtual void zero(void* at, int64_t bytes) { std::memset(at, 0, size_t(bytes)); }
   virtual void copy(void* to, const void* from, llvm::ArrayRef<CopyRun> runs);
-  virtual std::unique_ptr<Copies> prepare(llvm::ArrayRef<CopyRun> runs);
+  virtual std::unique_ptr<Copies> prepareCopies(llvm::ArrayRef<CopyRun> runs);
 
   // Between the host's memory and the device's, behind all that was asked for before. When they return
   // the host's side is free, or filled.
@@ -97,5 +97,8 @@ class Device {
 // `threads` 0: as many as this process may use. `rank`: where this device's rank stands in the grid;
 // kernels over split dims ask it where their piece begins.
 std::unique_ptr<Device> makeCpuDevice(int threads, Coordinates rank = {});
+// The GPU of this number; an error in one line where there is none, or planc was built without them. It
+// belongs to the thread that makes it.
+llvm::Expected<std::unique_ptr<Device>> makeCudaDevice(int gpu, Coordinates rank = {});
 
 }  // namespace planc

@@ -28,8 +28,8 @@ llvm::Error checkNames(const SafetensorsFile& in, const Roles& roles) {
 
 }  // namespace
 
-llvm::Error Session::checkTokens(const Variable& input) const {
-  const auto* tokens = reinterpret_cast<const int32_t*>(interpreter_->data(input));
+llvm::Error Session::checkTokens(const Variable& input, const std::byte* data) const {
+  const auto* tokens = reinterpret_cast<const int32_t*>(data);
   int64_t least = input.follows.empty() ? 0 : -1;  // a target of -1 is left out of the loss
   Runs runs = pieceRuns(input.type, here_);
   return runs.tryEach(0, runs.elements(), [&](int64_t a, int64_t b, int64_t count) -> llvm::Error {
@@ -44,13 +44,14 @@ llvm::Error Session::checkTokens(const Variable& input) const {
 }
 
 // From the tokens of this rank's sequences, which are numbered from their first positions on.
-llvm::Error Session::deriveDocuments(const Variable& var, const SafetensorsFile& in) {
+llvm::Error Session::deriveDocuments(const Variable& var, const SafetensorsFile& in,
+                                     std::byte* data) {
   Type sequences = var.type;
   const Dim& mine = var.type.dims.back();
   sequences.dims.back() = {mine.name, mine.all()};
   std::vector<int32_t> tokens(size_t(sequences.elements()));
   if (llvm::Error error = in.read(var.documents, sequences, tokens.data(), here_)) return error;
-  auto* into = reinterpret_cast<int32_t*>(interpreter_->data(var));
+  auto* into = reinterpret_cast<int32_t*>(data);
   for (llvm::MutableArrayRef<int32_t> rest = tokens; !rest.empty();) {
     llvm::MutableArrayRef<int32_t> sequence = rest.take_front(size_t(mine.all()));
     rest = rest.drop_front(sequence.size());
@@ -73,11 +74,13 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
     for (const auto& var : program_.vars) {
       if (var->kind != VarKind::Input) continue;
       bool isGiven = in->tensors().count(var->wholeName()) != 0;
+      HostBytes bytes = interpreter_->blank(*var);
       if (llvm::Error error =
-              isGiven ? read(*var, interpreter_->data(*var)) : deriveDocuments(*var, *in))
+              isGiven ? read(*var, bytes.data()) : deriveDocuments(*var, *in, bytes.data()))
         return error;
-      if (llvm::Error error = checkTokens(*var))
+      if (llvm::Error error = checkTokens(*var, bytes.data()))
         return fileError(tensors, llvm::toString(std::move(error)));
+      bytes.store();
     }
     return setWeights(read);
   };
@@ -107,16 +110,17 @@ llvm::Error Session::evaluate(llvm::StringRef tensors, llvm::StringRef out) {
     bool isOutput = var.kind == VarKind::Slot;
     if (!isGradient && !isOutput && var.name != "loss" && var.name != "penalty") continue;
     Type type = isOutput ? ofAll(var.type) : var.type;
-    std::vector<RankPiece> pieces = piecesOf(var);
+    auto pieces = piecesOf(var);
+    if (!pieces) return pieces.takeError();
     // Every stage may have a metric; it is the same.
-    if (var.kind == VarKind::Metric) pieces.resize(1);
-    for (RankPiece& piece : pieces) {
+    if (var.kind == VarKind::Metric) pieces->list.resize(1);
+    for (RankPiece& piece : pieces->list) {
       if (!isOutput) continue;
       piece.type = ofAll(piece.type);
       for (const auto& [slot, output] : outputs)
         if (slot->wholeName() == var.name) piece.data = output.bytes.data();
     }
-    auto whole = assemble(comm_, program_.grid, type, pieces);
+    auto whole = assemble(comm_, program_.grid, type, pieces->list);
     if (!whole) return whole.takeError();
     memory.push_back(std::move(*whole));
     results.push_back({var.name, type, memory.back().data()});

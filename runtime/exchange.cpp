@@ -50,6 +50,15 @@ struct Box {
   }
 };
 
+// From the tensor (a) to the buffer (b), or back.
+void add(const Runs& runs, Elem elem, bool packs, std::vector<CopyRun>& to) {
+  int64_t width = bytesPerElement(elem);
+  runs.forEach(0, runs.elements(), [&](int64_t a, int64_t b, int64_t count) {
+    a *= width, b *= width;
+    to.push_back(packs ? CopyRun{b, a, count * width} : CopyRun{a, b, count * width});
+  });
+}
+
 }  // namespace
 
 llvm::Expected<std::unique_ptr<Exchange>> Exchange::create(const Op& op, const Grid& grid,
@@ -95,7 +104,7 @@ llvm::Error Exchange::prepare(const Op& op, const Grid& grid) {
         break;
       case OpKind::AllToAll:
         message.kind = Collective::AllToAll;
-        stageBoxes(part, from, to, grid);
+        if (llvm::Error error = stageBoxes(part, from, to, grid)) return error;
         break;
       case OpKind::Rotate: {
         int ranks = group_.size(), by = int(op.attrs.integer("by", 1) % ranks);
@@ -113,7 +122,7 @@ llvm::Error Exchange::prepare(const Op& op, const Grid& grid) {
     if (chunks->elements() > message.count * group_.size() ||
         llvm::any_of(chunks->dims, [](const Dim& dim) { return dim.isPadded(); }))
       return cannot(op, chunks->str() + " has no " + llvm::Twine(group_.size()) + " equal pieces");
-    stageWhole(part, *chunks, chunks == &from);
+    if (llvm::Error error = stageWhole(part, *chunks, chunks == &from)) return error;
   }
   return llvm::Error::success();
 }
@@ -141,40 +150,40 @@ llvm::Error Exchange::prepareTransfer(const Op& op, const Grid& grid) {
 }
 
 // Padded: the chunks are the whole tensor and zeros behind it.
-void Exchange::stageWhole(Part& part, const Type& whole, bool isSent) {
-  int64_t elements = whole.elements();
-  std::vector<std::byte>& buffer = isSent ? part.sent : part.received;
-  buffer.assign(size_t(part.message.count * group_.size() * bytesPerElement(whole.elem)), {});
-  (isSent ? part.pack : part.unpack).emplace_back(Runs::Dim{elements, 1, 1}, Run{0, 0});
+llvm::Error Exchange::stageWhole(Part& part, const Type& whole, bool isSent) {
+  auto buffer =
+      device_.allocate(part.message.count * group_.size() * bytesPerElement(whole.elem));
+  if (!buffer) return buffer.takeError();
+  (isSent ? part.sent : part.received) = *buffer;
+  (isSent ? part.pack : part.unpack) = device_.prepareCopies({{0, 0, whole.bytes()}});
+  return llvm::Error::success();
 }
 
-void Exchange::stageBoxes(Part& part, const Type& from, const Type& to, const Grid& grid) {
+llvm::Error Exchange::stageBoxes(Part& part, const Type& from, const Type& to, const Grid& grid) {
   Coordinates here(grid, comm_.rank());
   int64_t sent = 0, received = 0;
+  std::vector<CopyRun> pack, unpack;
   for (int rank : group_.members()) {
     Coordinates there(grid, rank);
-    part.pack.push_back(Box(from, here, to, there).runs(from, here, sent));
-    part.unpack.push_back(Box(to, here, from, there).runs(to, here, received));
-    part.sendCounts.push_back(part.pack.back().elements());
-    part.recvCounts.push_back(part.unpack.back().elements());
-    sent += part.sendCounts.back();
-    received += part.recvCounts.back();
+    Runs leaves = Box(from, here, to, there).runs(from, here, sent);
+    Runs comes = Box(to, here, from, there).runs(to, here, received);
+    add(leaves, from.elem, true, pack);
+    add(comes, from.elem, false, unpack);
+    part.sendCounts.push_back(leaves.elements());
+    part.recvCounts.push_back(comes.elements());
+    sent += leaves.elements();
+    received += comes.elements();
   }
   int64_t width = bytesPerElement(from.elem);
-  part.sent.assign(size_t(sent * width), {});
-  part.received.assign(size_t(received * width), {});
+  for (auto [buffer, elements] : {std::pair(&part.sent, sent), std::pair(&part.received, received)}) {
+    auto memory = device_.allocate(elements * width);
+    if (!memory) return memory.takeError();
+    *buffer = *memory;
+  }
+  part.pack = device_.prepareCopies(pack);
+  part.unpack = device_.prepareCopies(unpack);
   if (received != to.elements()) part.clear = to.bytes();
-}
-
-void Exchange::move(const Part& part, const std::vector<Runs>& boxes, std::byte* tensor,
-                    std::byte* buffer, bool packs) {
-  int64_t width = bytesPerElement(part.message.elem);
-  for (const Runs& runs : boxes)
-    runs.forEach(0, runs.elements(), [&](int64_t a, int64_t b, int64_t count) {
-      std::byte *inTensor = tensor + a * width, *inBuffer = buffer + b * width;
-      if (packs) device_.copy(inBuffer, inTensor, count * width);
-      else device_.copy(inTensor, inBuffer, count * width);
-    });
+  return llvm::Error::success();
 }
 
 void Exchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results,
@@ -193,14 +202,15 @@ void Exchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> resul
   flight.results.resize(parts_.size(), nullptr);  // what only sends has none
   for (size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
-    bool isStaged = !part.pack.empty() || !part.unpack.empty();
+    bool isStaged = part.pack || part.unpack;
     assert(!(isStaged && isUnderWay_) && "its buffers hold one message at a time");
     isUnderWay_ |= isStaged;
     void* operand = operands.empty() ? nullptr : operands[i];
-    move(part, part.pack, static_cast<std::byte*>(operand), part.sent.data(), true);
+    if (part.pack) part.pack->run(part.sent, operand);
     Message message = part.message;
-    message.send = part.pack.empty() ? operand : part.sent.data();
-    message.recv = part.unpack.empty() ? flight.results[i] : part.received.data();
+    message.isOnDevice = !device_.isHost();
+    message.send = part.pack ? part.sent : operand;
+    message.recv = part.unpack ? part.received : flight.results[i];
     message.sendCounts = part.sendCounts;
     message.recvCounts = part.recvCounts;
     flight.tickets.push_back(comm_.start(group_, message, site_));
@@ -218,8 +228,7 @@ llvm::Error Exchange::finish(Flight& flight) {
     if (llvm::Error error = comm_.wait(flight.tickets[i])) return error;
     Part& part = parts_[i];
     if (part.clear > 0) device_.zero(flight.results[i], part.clear);
-    move(part, part.unpack, static_cast<std::byte*>(flight.results[i]), part.received.data(),
-         false);
+    if (part.unpack) part.unpack->run(flight.results[i], part.received);
   }
   isUnderWay_ = false;
   return llvm::Error::success();

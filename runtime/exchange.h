@@ -40,8 +40,8 @@ class Exchange {
   // the result after.
   struct Part {
     Message message;
-    std::vector<Runs> pack, unpack;
-    std::vector<std::byte> sent, received;
+    std::unique_ptr<Copies> pack, unpack;
+    std::byte *sent = nullptr, *received = nullptr;
     std::vector<int64_t> sendCounts, recvCounts;
     int64_t clear = 0;  // bytes of the result that the unpacking does not fill completely
   };
@@ -50,10 +50,8 @@ class Exchange {
       : comm_(comm), group_(group), device_(device), site_(std::move(site)) {}
   llvm::Error prepare(const Op& op, const Grid& grid);
   llvm::Error prepareTransfer(const Op& op, const Grid& grid);
-  void stageWhole(Part& part, const Type& whole, bool isSent);
-  void stageBoxes(Part& part, const Type& from, const Type& to, const Grid& grid);
-  void move(const Part& part, const std::vector<Runs>& boxes, std::byte* tensor, std::byte* buffer,
-            bool packs);
+  llvm::Error stageWhole(Part& part, const Type& whole, bool isSent);
+  llvm::Error stageBoxes(Part& part, const Type& from, const Type& to, const Grid& grid);
 
   Communicator& comm_;
   Group& group_;

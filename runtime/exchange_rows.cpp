@@ -34,8 +34,10 @@ RowExchange::RowExchange(const Op& op, int ranks, Device& device)
 llvm::Error RowExchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<void*> results,
                                Message& message) {
   std::vector<int32_t>&sent = isHome_ ? own_ : all_, &coming = isHome_ ? all_ : own_;
-  device_.copy(sent.data(), operands[1], int64_t(sent.size() * sizeof(int32_t)));
-  device_.copy(coming.data(), operands[2], int64_t(coming.size() * sizeof(int32_t)));
+  for (auto [counts, operand] : {std::pair(&sent, operands[1]), std::pair(&coming, operands[2])})
+    if (llvm::Error error =
+            device_.read(counts->data(), operand, int64_t(counts->size() * sizeof(int32_t))))
+      return error;
   // Both tables are rank by rank: of the tokens' side, the ranks' experts.
   int64_t leaving = 0;
   arriving_ = 0;
@@ -52,6 +54,7 @@ llvm::Error RowExchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<vo
   void* spare = results[1];
   message.kind = Collective::AllToAll;
   message.elem = elem_;
+  message.isOnDevice = !device_.isHost();
   message.send = isHome_ ? spare : operands[0];
   message.recv = isHome_ ? results[0] : spare;
   message.sendCounts = sendCounts_;
@@ -74,32 +77,35 @@ llvm::Error RowExchange::start(llvm::ArrayRef<void*> operands, llvm::ArrayRef<vo
             llvm::formatv("{0:f2}", double(arriving_) / double(std::max<int64_t>(room_, 1))).str() +
             " times as large would do, and without N there is room for all");
   if (isHome_)
-    sort(static_cast<std::byte*>(operands[0]), static_cast<std::byte*>(spare), /*toExperts=*/false);
+    sort(operands[0], spare, /*toExperts=*/false);
   return llvm::Error::success();
 }
 
 void RowExchange::finish(llvm::ArrayRef<void*> results) {
   std::byte* rows = static_cast<std::byte*>(results[0]);
-  if (!isHome_) sort(static_cast<std::byte*>(results[1]), rows, /*toExperts=*/true);
+  if (!isHome_) sort(results[1], rows, /*toExperts=*/true);
   device_.zero(rows + arriving_ * bytes_, (room_ - arriving_) * bytes_);
 }
 
 // The experts' side, from rank by rank (and expert) to expert by expert (and rank), or back.
-void RowExchange::sort(std::byte* from, std::byte* to, bool toExperts) {
+void RowExchange::sort(void* from, void* to, bool toExperts) {
   int64_t begin = 0;
   for (int64_t rank = 0; rank < ranks_; ++rank) {
     next_[size_t(rank)] = begin;
     for (int64_t e = 0; e < experts_; ++e) begin += own_[size_t(rank * experts_ + e)];
   }
   int64_t at = 0;
+  moves_.clear();
   for (int64_t e = 0; e < experts_; ++e)
     for (int64_t rank = 0; rank < ranks_; ++rank) {
       int64_t rows = own_[size_t(rank * experts_ + e)], &byRank = next_[size_t(rank)];
-      if (toExperts) device_.copy(to + at * bytes_, from + byRank * bytes_, rows * bytes_);
-      else device_.copy(to + byRank * bytes_, from + at * bytes_, rows * bytes_);
+      CopyRun move{at * bytes_, byRank * bytes_, rows * bytes_};
+      if (!toExperts) std::swap(move.to, move.from);
+      if (rows > 0) moves_.push_back(move);
       at += rows;
       byRank += rows;
     }
+  device_.copy(to, from, moves_);
 }
 
 }  // namespace planc

@@ -23,7 +23,7 @@ class RowExchange {
   void finish(llvm::ArrayRef<void*> results);
 
  private:
-  void sort(std::byte* from, std::byte* to, bool toExperts);
+  void sort(void* from, void* to, bool toExperts);
 
   Device& device_;
   Elem elem_;
@@ -35,7 +35,8 @@ class RowExchange {
   // and own expert.
   std::vector<int32_t> all_, own_;
   std::vector<int64_t> sendCounts_, recvCounts_;  // elements
-  std::vector<int64_t> next_;                     // of `sort`
+  std::vector<int64_t> next_;                     // of `sort`, as are the moves
+  std::vector<CopyRun> moves_;
   int64_t arriving_ = 0;                          // rows
 };
 

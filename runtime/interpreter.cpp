@@ -101,6 +101,7 @@ llvm::Expected<std::unique_ptr<Interpreter>> Interpreter::create(const Module& p
       results = std::max(results, op->results().size());
     });
   }
+  if (llvm::Error error = device.finishPreparing()) return error;
   made->seconds_.assign(allOps().size(), 0);
   made->counters_.assign(deepest + 2, 0);
   made->iterations_.assign(deepest + 1, 0);
@@ -164,6 +165,7 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
   made.op = &op;
   made.depth = unsigned(enclosing.size());
   made.name = nameOf(op);
+  made.place = placeOf(op);
   for (const Value* operand : op.operands())
     made.operands.push_back(pointer(*operand->place, enclosing));
   for (const Value* result : op.results())
@@ -207,7 +209,8 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
       break;
   }
   if (op.has(Comm)) {
-    auto exchange = prepareExchange(op, made.name);
+    if (op.kind == OpKind::ExchangeRows) hostOp_ = &op;
+    auto exchange = prepareExchange(op, made);
     if (!exchange) return exchange.takeError();
     made.exchange = std::move(*exchange);
     return made;
@@ -219,12 +222,18 @@ llvm::Expected<Interpreter::Instruction> Interpreter::prepare(const Op& op) {
   return made;
 }
 
+std::string Interpreter::placeOf(const Op& op) const {
+  if (!op.loc.known() || op.loc.file >= program_.files.size()) return "";
+  return program_.files[op.loc.file] + ":" + std::to_string(op.loc.line);
+}
+
 llvm::Expected<std::unique_ptr<Exchange>> Interpreter::prepareExchange(const Op& op,
-                                                                       llvm::StringRef name) {
+                                                                       const Instruction& made) {
   if (comm_ == nullptr) return broken("'" + op.info().text + "' needs other ranks");
-  Site site{.op = op.info().text.str(), .tensor = name.str(), .number = ++exchanges_};
-  if (op.loc.known() && op.loc.file < program_.files.size())
-    site.place = program_.files[op.loc.file] + ":" + std::to_string(op.loc.line);
+  Site site{.op = op.info().text.str(),
+            .tensor = made.name,
+            .place = made.place,
+            .number = ++exchanges_};
   return Exchange::create(op, program_.grid, *comm_, *groups_.at(groupOf(op)), device_,
                           std::move(site));
 }
@@ -268,6 +277,7 @@ llvm::Error Interpreter::run(const Instruction& instruction) {
   llvm::Error error = llvm::Error::success();
   if (instruction.kernel) {
     context_.iteration = llvm::ArrayRef<int64_t>(iterations_).take_front(instruction.depth);
+    device_.at(op, instruction.place);
     instruction.kernel->run(context_, operandScratch_.data(), resultScratch_.data());
   } else {
     error = runExchange(instruction);

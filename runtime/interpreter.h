@@ -12,6 +12,7 @@
 #include "llvm/Support/Error.h"
 #include "runtime/device.h"
 #include "runtime/exchange.h"
+#include "runtime/host_bytes.h"
 #include "runtime/io/trace.h"
 
 namespace planc {
@@ -25,8 +26,17 @@ class Interpreter {
   static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program, Device& device,
                                                              Communicator* comm = nullptr);
 
-  // Where a variable lies (all iterations), and the arena's bytes.
+  // Where a variable lies (all iterations) in the device's memory, and the arena's bytes.
   std::byte* data(const Variable& var) const { return arena_ + var.place->offset; }
+  // The same for the host: what it holds, or to be filled whole and stored.
+  llvm::Expected<HostBytes> read(const Variable& var, int64_t microbatch = 0) const {
+    return HostBytes::read(device_, data(var) + microbatch % var.flights * var.type.bytes(),
+                           var.type.bytes());
+  }
+  HostBytes blank(const Variable& var) const {
+    return HostBytes::blank(device_, data(var), var.type.bytes());
+  }
+  Device& device() const { return device_; }
   int64_t arenaBytes() const { return program_.arenaBytes; }
 
   // Runs one entry of the schedule. Messages that `Phase::Start` began are under way until the same
@@ -40,6 +50,11 @@ class Interpreter {
 
   // Each call's and each op's time goes there; null: no trace.
   void setTrace(Trace* trace) { trace_ = trace; }
+  bool isTraced() const { return trace_ != nullptr; }
+
+  // An op that the host must see results for before it can go on, or null: a step that has none is
+  // the same calls of the device every time.
+  const Op* hostOp() const { return hostOp_; }
 
  private:
   // Bytes from the arena's start, plus a stride for each counter that moves it. Counter 0 is the
@@ -62,7 +77,8 @@ class Interpreter {
   };
   struct Instruction {
     const Op* op = nullptr;
-    std::string name;  // in the trace
+    std::string name;   // in the trace
+    std::string place;  // file:line of the plan
     std::unique_ptr<Kernel> kernel;
     std::unique_ptr<Exchange> exchange;  // ops between ranks
     std::vector<Pointer> operands, results;
@@ -104,7 +120,8 @@ class Interpreter {
       at += (ring > 0 ? counters_[counter] % ring : counters_[counter]) * bytes;
     return arena_ + at;
   }
-  llvm::Expected<std::unique_ptr<Exchange>> prepareExchange(const Op& op, llvm::StringRef name);
+  std::string placeOf(const Op& op) const;
+  llvm::Expected<std::unique_ptr<Exchange>> prepareExchange(const Op& op, const Instruction& made);
   llvm::Error run(const std::vector<Instruction>& instructions);
   llvm::Error run(const Instruction& instruction);
   llvm::Error runExchange(const Instruction& instruction);
@@ -121,6 +138,7 @@ class Interpreter {
   const Coordinates here_;
   std::map<GroupKey, Group*> groups_;
   int64_t exchanges_ = 0;  // prepared
+  const Op* hostOp_ = nullptr;
   std::vector<Started> started_;
   std::vector<UnderWay> underWay_;
   std::byte* arena_ = nullptr;

@@ -114,23 +114,29 @@ llvm::Error Session::initialiseTogether(const Variable& weight, double jitter, s
 // ranks hold in other pieces than the weight is made as the weight was.
 llvm::Error Session::setWeights(Fill fill) {
   for (const auto& var : program_.vars)
-    if (var->kind == VarKind::Weight)
-      if (llvm::Error error = fill(*var, interpreter_->data(*var))) return error;
+    if (var->kind == VarKind::Weight) {
+      HostBytes into = interpreter_->blank(*var);
+      if (llvm::Error error = fill(*var, into.data())) return error;
+      into.store();
+    }
   for (const auto& var : program_.vars) {
     if (var->kind != VarKind::Copy) continue;
     const Variable& weight = *program_.findVar(var->of);
-    std::byte* to = interpreter_->data(*var);
+    HostBytes to = interpreter_->blank(*var);
     if (var->type.withElem(weight.type.elem) != weight.type) {
       Variable other = weight;
       other.type = var->type;
-      if (llvm::Error error = fill(other, to)) return error;
+      if (llvm::Error error = fill(other, to.data())) return error;
+      to.store();
       continue;
     }
-    const std::byte* from = interpreter_->data(weight);
+    auto from = interpreter_->read(weight);
+    if (!from) return from.takeError();
     inParallel(var->type.elements(), threads_, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        store(var->type.elem, to, i, fetch(weight.type.elem, from, i));
+        store(var->type.elem, to.data(), i, fetch(weight.type.elem, from->data(), i));
     });
+    to.store();
   }
   return llvm::Error::success();
 }
@@ -138,7 +144,7 @@ llvm::Error Session::setWeights(Fill fill) {
 void Session::zeroMoments() {
   for (const auto& var : program_.vars)
     if (var->kind == VarKind::Moment)
-      memset(interpreter_->data(*var), 0, size_t(var->type.bytes()));
+      interpreter_->device().zero(interpreter_->data(*var), var->type.bytes());
 }
 
 llvm::Error Session::fillInputs(const TokenFile& data) {
@@ -151,7 +157,8 @@ llvm::Error Session::fillInputs(const TokenFile& data) {
     Segments positions = here_.segments(seq);
     int64_t ahead = var->follows.empty() ? 0 : 1;
     window_.resize(size_t(seq.all()) + 1);
-    std::byte* into = interpreter_->data(*var);
+    HostBytes tokens = interpreter_->blank(*var);
+    std::byte* into = tokens.data();
     Runs runs = pieceRuns(rows, here_);
     auto fill = [&](int64_t row, int64_t sample, int64_t rowCount) -> llvm::Error {
       for (int64_t i = 0; i < rowCount; ++i) {
@@ -166,6 +173,7 @@ llvm::Error Session::fillInputs(const TokenFile& data) {
       return llvm::Error::success();
     };
     if (llvm::Error error = runs.tryEach(0, runs.elements(), fill)) return error;
+    tokens.store();
   }
   return llvm::Error::success();
 }
@@ -173,32 +181,76 @@ llvm::Error Session::fillInputs(const TokenFile& data) {
 void Session::beginStep() {
   ++step_;
   for (const auto& var : program_.vars)
-    if (var->kind == VarKind::Step) store(Elem::I32, interpreter_->data(*var), 0, double(step_));
+    if (var->kind == VarKind::Step) {
+      HostBytes step = interpreter_->blank(*var);
+      store(Elem::I32, step.data(), 0, double(step_));
+      step.store();
+    }
+  interpreter_->device().beginStep(step_);
 }
 
 llvm::Error Session::runSchedule(bool update) {
   beginStep();
+  bool replays = update && records_ && interpreter_->device().canRecord() &&
+                 !interpreter_->hostOp() && !interpreter_->isTraced();
+  return replays ? replayStep() : runCalls(update);
+}
+
+// The first step runs op by op, so that what libraries make on first use is made outside of a recording;
+// the second is recorded.
+llvm::Error Session::replayStep() {
+  Device& device = interpreter_->device();
+  switch (recorded_) {
+    case Recorded::Nothing:
+      recorded_ = Recorded::Warm;
+      return runCalls(true);
+    case Recorded::Warm: {
+      int64_t before = comm_.bytesSent();
+      device.beginRecording();
+      llvm::Error error = runCalls(true);
+      if (llvm::Error other = device.endRecording())
+        error = llvm::joinErrors(std::move(error), std::move(other));
+      if (error) return error;
+      recordedBytes_ = comm_.bytesSent() - before;
+      recorded_ = Recorded::Step;
+      break;
+    }
+    case Recorded::Step:
+      comm_.countAgain(recordedBytes_);
+  }
+  device.replay();
+  return llvm::Error::success();
+}
+
+llvm::Error Session::runCalls(bool update) {
   for (const Call& call : program_.schedule) {
     if (!update && call.function == "update") continue;
     if (llvm::Error error = run(call)) return error;
-    if (outputs_) takeOutputs(call);
+    if (outputs_)
+      if (llvm::Error error = takeOutputs(call)) return error;
   }
   return llvm::Error::success();
 }
 
 // What the call has written for its microbatch: later ones may use its memory.
-void Session::takeOutputs(const Call& call) {
-  if (call.phase == Phase::Start) return;
+llvm::Error Session::takeOutputs(const Call& call) {
+  if (call.phase == Phase::Start) return llvm::Error::success();
   int64_t microbatch = std::max<int64_t>(call.microbatch, 0);
+  std::vector<const Variable*> taken;
   walk(*program_.findFunction(call.function)->body, [&](const Op* op) {
     if (op->kind != OpKind::Write || !op->var->output) return;
     Output& output = outputs_->at(op->var);
-    int64_t bytes = op->var->type.bytes();
     if (output.isTaken[size_t(microbatch)]) return;
     output.isTaken[size_t(microbatch)] = true;
-    memcpy(&output.bytes[size_t(microbatch * bytes)],
-           interpreter_->data(*op->var) + microbatch % op->var->flights * bytes, size_t(bytes));
+    taken.push_back(op->var);
   });
+  for (const Variable* var : taken) {
+    auto bytes = interpreter_->read(*var, microbatch);
+    if (!bytes) return bytes.takeError();
+    memcpy(&outputs_->at(var).bytes[size_t(microbatch * var->type.bytes())], bytes->data(),
+           size_t(var->type.bytes()));
+  }
+  return llvm::Error::success();
 }
 
 // Of a model without it, 0. Together where some stages lack it.
@@ -206,8 +258,11 @@ llvm::Expected<double> Session::metric(llvm::StringRef name) const {
   const ModelVariable* metric = roles_.find(name);
   if (!metric || metric->kind != VarKind::Metric) return 0;
   double value = 0;
-  if (const Variable* var = program_.findVar(name))
-    value = fetch(var->type.elem, interpreter_->data(*var), 0);
+  if (const Variable* var = program_.findVar(name)) {
+    auto bytes = interpreter_->read(*var);
+    if (!bytes) return bytes.takeError();
+    value = fetch(var->type.elem, bytes->data(), 0);
+  }
   auto holds = [&](const Module* program) { return metric->isHeldBy(*program); };
   if (llvm::all_of(roles_.programs(), holds)) return value;
   int root = 0;
@@ -244,10 +299,11 @@ llvm::Expected<StepRecord> Session::step(const TokenFile& data) {
 
 // On rank 0 the whole of a metric of which stages may have a part each.
 llvm::Expected<std::vector<double>> Session::wholeMetric(const ModelVariable& metric) const {
-  std::vector<RankPiece> pieces = piecesOf(metric);
+  auto pieces = piecesOf(metric);
+  if (!pieces) return pieces.takeError();
   // What is no part of a stack all stages have.
-  if (!metric.parts.front().var->piece) pieces.resize(1);
-  auto bytes = assemble(comm_, program_.grid, metric.type, pieces);
+  if (!metric.parts.front().var->piece) pieces->list.resize(1);
+  auto bytes = assemble(comm_, program_.grid, metric.type, pieces->list);
   if (!bytes) return bytes.takeError();
   std::vector<double> values;
   int64_t width = bytesPerElement(metric.type.elem);
@@ -288,8 +344,8 @@ llvm::Error Session::addLoads(StepRecord& record) const {
 }
 
 // Of every rank that holds some of the variable, its piece; of those with the same one, the first.
-std::vector<RankPiece> Session::piecesOf(const ModelVariable& var) const {
-  std::vector<RankPiece> pieces;
+llvm::Expected<Session::Pieces> Session::piecesOf(const ModelVariable& var) const {
+  Pieces pieces;
   for (int rank = 0; rank < comm_.size(); ++rank) {
     Coordinates there(program_.grid, rank);
     const Module& program = roles_.program(rank);
@@ -298,8 +354,14 @@ std::vector<RankPiece> Session::piecesOf(const ModelVariable& var) const {
       Axes copies = roles_.copyAxes(held.var->type);
       llvm::erase_if(copies, [&](const Axis& a) { return hasAxis(held.var->type.partial, a.name); });
       if (there.index(copies) != 0) continue;
-      const std::byte* data = rank == comm_.rank() ? interpreter_->data(*held.var) : nullptr;
-      pieces.push_back({rank, held.var->type, held.var->piece ? held.var->piece->first : 0, data});
+      RankPiece piece{rank, held.var->type, held.var->piece ? held.var->piece->first : 0};
+      if (rank == comm_.rank()) {
+        auto bytes = interpreter_->read(*held.var);
+        if (!bytes) return bytes.takeError();
+        piece.data = bytes->data();
+        pieces.own.push_back(std::move(*bytes));
+      }
+      pieces.list.push_back(std::move(piece));
     }
   }
   return pieces;

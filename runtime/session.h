@@ -62,6 +62,10 @@ class Session {
   int64_t vocab() const;
   int64_t stepsDone() const { return step_; }
   Interpreter& interpreter() { return *interpreter_; }
+  // Steps behind the first are recorded once and replayed, where the device and the program can (and a
+  // trace does not want to see them); the op that can't, or null.
+  void setRecording(bool records) { records_ = records; }
+  const Op* unrecordable() const { return interpreter_->hostOp(); }
 
  private:
   using Fill = llvm::function_ref<llvm::Error(const Variable& weight, std::byte* into)>;
@@ -71,14 +75,21 @@ class Session {
   llvm::Error initialiseTogether(const Variable& weight, double jitter, std::byte* into);
   void zeroMoments();
   llvm::Error fillInputs(const TokenFile& data);
-  llvm::Error checkTokens(const Variable& input) const;
-  llvm::Error deriveDocuments(const Variable& input, const SafetensorsFile& in);
+  llvm::Error checkTokens(const Variable& input, const std::byte* data) const;
+  llvm::Error deriveDocuments(const Variable& input, const SafetensorsFile& in, std::byte* into);
   llvm::Error runSchedule(bool update);
+  llvm::Error runCalls(bool update);
+  llvm::Error replayStep();
   llvm::Expected<double> metric(llvm::StringRef name) const;
   llvm::Expected<std::vector<double>> wholeMetric(const ModelVariable& metric) const;
   llvm::Error addLoads(StepRecord& record) const;
-  void takeOutputs(const Call& call);
-  std::vector<RankPiece> piecesOf(const ModelVariable& var) const;
+  llvm::Error takeOutputs(const Call& call);
+  // The ranks' pieces of a variable, and the memory that holds the own ones.
+  struct Pieces {
+    std::vector<RankPiece> list;
+    std::vector<HostBytes> own;
+  };
+  llvm::Expected<Pieces> piecesOf(const ModelVariable& var) const;
 
   const Roles roles_;
   const Module& program_;  // this rank's
@@ -96,6 +107,9 @@ class Session {
     std::vector<bool> isTaken;
   };
   std::map<const Variable*, Output>* outputs_ = nullptr;
+  bool records_ = true;
+  enum class Recorded { Nothing, Warm, Step } recorded_ = Recorded::Nothing;
+  int64_t recordedBytes_ = 0;  // that the recorded step sends
 };
 
 // Fills a rank's piece of a weight by its initialisation; an element is a function of the seed, the

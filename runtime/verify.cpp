@@ -189,7 +189,8 @@ class OneRank {
     std::unique_ptr<OneRank> made(new OneRank(program));
     made->team_ = makeThreadTeam(1, timeout);
     made->comm_ = made->team_->communicator(0);
-    made->device_ = makeDevice({});
+    made->device_ = makeDevice();
+    assert(made->device_->isHost());
     auto session = Session::create(program, *made->device_, *made->comm_);
     if (!session) return session.takeError();
     made->session_ = std::move(*session);
@@ -212,14 +213,13 @@ class OneRank {
 
 class Verifier : public Verification {
  public:
-  Verifier(std::unique_ptr<OneRank> one, std::unique_ptr<OneRank> exact, MakeDevice makeDevice,
+  Verifier(std::unique_ptr<OneRank> one, std::unique_ptr<OneRank> exact,
            const VerifyOptions& options)
       : one_(std::move(one)),
         exact_(std::move(exact)),
-        makeDevice_(std::move(makeDevice)),
         options_(options),
         order_(ProgramOrder(one_->program()).take()) {}
-  llvm::Error run(const Roles& roles, Communicator& comm) override;
+  llvm::Error run(const Roles& roles, Communicator& comm, Device& device) override;
   const VerifyReport& report() const override { return report_; }
 
  private:
@@ -248,14 +248,13 @@ class Verifier : public Verification {
   llvm::Error runModel(bool updates, int64_t step);
   void measure(Moment moment, int64_t step, int64_t microbatch = -1);
   void takeInputs(const Module& program, Session& session, const Coordinates& here) const;
-  void compare(Mine& mine, Moment moment, const Call* call = nullptr);
-  void compare(Mine& mine, const Variable& var, size_t number);
+  llvm::Error compare(Mine& mine, Moment moment, const Call* call = nullptr);
+  llvm::Error compare(Mine& mine, const Variable& var, size_t number);
   void conclude(llvm::ArrayRef<std::string> found);
   Difference difference(const Variable& mine, const std::byte* data, const Compared& with,
                         const Coordinates& here, double scale) const;
 
   std::unique_ptr<OneRank> one_, exact_;  // the latter may be null
-  MakeDevice makeDevice_;
   VerifyOptions options_;
   std::vector<Tensor> order_;
   VerifyReport report_;
@@ -372,12 +371,14 @@ void Verifier::takeInputs(const Module& program, Session& session, const Coordin
   for (const auto& var : program.vars) {
     if (var->kind != VarKind::Input) continue;
     const Variable* one = one_->program().findVar(var->name);
-    auto* into = reinterpret_cast<int32_t*>(session.interpreter().data(*var));
+    HostBytes bytes = session.interpreter().blank(*var);
+    auto* into = bytes.as<int32_t>();
     const auto* from = reinterpret_cast<const int32_t*>(one_->data(*one));
     Runs runs = pieceRuns(var->type, here);
     runs.forEach(0, runs.elements(), [&](int64_t a, int64_t b, int64_t count) {
       std::copy_n(from + b, count, into + a);
     });
+    bytes.store();
   }
 }
 
@@ -415,7 +416,7 @@ Verifier::Difference Verifier::difference(const Variable& mine, const std::byte*
 
 // What this rank holds of the open comparisons of a moment; of activations, those that the call has
 // written.
-void Verifier::compare(Mine& mine, Moment moment, const Call* call) {
+llvm::Error Verifier::compare(Mine& mine, Moment moment, const Call* call) {
   mine.found.resize(report_.comparisons.size());
   std::set<const Variable*> written;
   if (call)
@@ -429,18 +430,21 @@ void Verifier::compare(Mine& mine, Moment moment, const Call* call) {
     auto vars = mine.vars.find(report_.comparisons[i].tensor);
     if (vars == mine.vars.end()) continue;
     for (const Variable* var : vars->second)
-      if (!call || written.count(var)) compare(mine, *var, i);
+      if (!call || written.count(var))
+        if (llvm::Error error = compare(mine, *var, i)) return error;
   }
+  return llvm::Error::success();
 }
 
-void Verifier::compare(Mine& mine, const Variable& var, size_t number) {
+llvm::Error Verifier::compare(Mine& mine, const Variable& var, size_t number) {
   const Comparison& c = report_.comparisons[number];
   const Compared& with = compared_[number];
-  if (!sliceOf(var, with.tensor->at, mine.here).exists) return;
-  const std::byte* data = mine.session.interpreter().data(var) +
-                          std::max<int64_t>(c.microbatch, 0) % var.flights * var.type.bytes();
-  Difference apart = difference(var, data, with, mine.here, c.scale);
+  if (!sliceOf(var, with.tensor->at, mine.here).exists) return llvm::Error::success();
+  auto bytes = mine.session.interpreter().read(var, std::max<int64_t>(c.microbatch, 0));
+  if (!bytes) return bytes.takeError();
+  Difference apart = difference(var, bytes->data(), with, mine.here, c.scale);
   if (apart.worst > mine.found[number].worst) mine.found[number] = apart;
+  return llvm::Error::success();
 }
 
 // From each rank's differences, as bytes. What no rank holds: of activations a program need not save
@@ -469,11 +473,10 @@ void Verifier::conclude(llvm::ArrayRef<std::string> found) {
   report_.comparisons = std::move(kept);
 }
 
-llvm::Error Verifier::run(const Roles& roles, Communicator& comm) {
+llvm::Error Verifier::run(const Roles& roles, Communicator& comm, Device& device) {
   const Module& program = roles.program(comm.rank());
   Coordinates here(program.grid, comm.rank());
-  std::unique_ptr<Device> device = makeDevice_(here);
-  auto session = Session::create(roles, *device, comm);
+  auto session = Session::create(roles, device, comm);
   if (!session) return session.takeError();
   if (llvm::Error error = (*session)->initialise(kJitter)) return error;
   Mine mine{program, **session, here, {}};
@@ -508,13 +511,14 @@ llvm::Error Verifier::run(const Roles& roles, Communicator& comm) {
     for (size_t i = 0; i < update; ++i) {
       const Call& call = program.schedule[i];
       if (llvm::Error error = (*session)->run(call)) return error;
-      if (options_.activations && isForward(call)) compare(mine, Moment::Activations, &call);
+      if (options_.activations && isForward(call))
+        if (llvm::Error error = compare(mine, Moment::Activations, &call)) return error;
     }
-    compare(mine, Moment::Sums);
+    if (llvm::Error error = compare(mine, Moment::Sums)) return error;
     if (llvm::Error error = asOne([&] { return runModel(true, step); })) return error;
     for (size_t i = update; i < program.schedule.size(); ++i)
       if (llvm::Error error = (*session)->run(program.schedule[i])) return error;
-    compare(mine, Moment::Step);
+    if (llvm::Error error = compare(mine, Moment::Step)) return error;
   }
   auto found = toFirst(comm, std::string(reinterpret_cast<const char*>(mine.found.data()),
                                          mine.found.size() * sizeof(Difference)));
@@ -537,8 +541,7 @@ llvm::Expected<std::unique_ptr<Verification>> makeVerification(const Module& mod
     if (!made) return made.takeError();
     other = std::move(*made);
   }
-  return std::make_unique<Verifier>(std::move(*one), std::move(other), std::move(makeDevice),
-                                    options);
+  return std::make_unique<Verifier>(std::move(*one), std::move(other), options);
 }
 
 }  // namespace planc

@@ -53,18 +53,18 @@ struct VerifyReport {
 class Verification {
  public:
   virtual ~Verification() = default;
-  // As one rank of the program; all ranks call it at once.
-  virtual llvm::Error run(const Roles& roles, Communicator& comm) = 0;
+  // As one rank of the program, on its device; all ranks call it at once.
+  virtual llvm::Error run(const Roles& roles, Communicator& comm, Device& device) = 0;
   // Of all ranks, on rank 0; on others nothing differs.
   virtual const VerifyReport& report() const = 0;
 };
 
-using MakeDevice = std::function<std::unique_ptr<Device>(const Coordinates&)>;
+using MakeDevice = std::function<std::unique_ptr<Device>()>;
 
 // `model`: the one-rank program of the plan's model, in the program's element types. `exact`: the same
 // in f64, or null: where the model itself is further from it than the bound, by rounding, so may the
-// ranks be (by four times the most that a tensor of that kind is in that step). `makeDevice`: a
-// device of one thread for each of them and for each rank.
+// ranks be (by four times the most that a tensor of that kind is in that step). `makeDevice`: one
+// whose memory is the host's, for each of them.
 llvm::Expected<std::unique_ptr<Verification>> makeVerification(const Module& model,
                                                                const Module* exact,
                                                                MakeDevice makeDevice,

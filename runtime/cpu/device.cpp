@@ -107,6 +107,8 @@ class CpuDevice : public Device {
     if (arena_ != nullptr) munmap(arena_, size_t(bytes_));
   }
 
+  llvm::StringRef name() const override { return "cpu"; }
+
   llvm::Expected<std::byte*> allocateArena(int64_t bytes) override {
     bytes_ = std::max<int64_t>(bytes, 1);
     // Anonymous pages are zero and only taken when touched; huge ones save page faults.
@@ -121,6 +123,10 @@ class CpuDevice : public Device {
     return arena_;
   }
 
+  llvm::Expected<std::byte*> allocate(int64_t bytes) override {
+    return more_.emplace_back(new std::byte[size_t(bytes)]()).get();
+  }
+
   llvm::Expected<std::unique_ptr<Kernel>> prepare(const Op& op) override {
     Maker maker = makerOf(op);
     if (maker == nullptr) return cpu::unsupported(op, "it has no kernel");
@@ -131,6 +137,7 @@ class CpuDevice : public Device {
   Shared shared_;
   std::byte* arena_ = nullptr;
   int64_t bytes_ = 0;
+  std::vector<std::unique_ptr<std::byte[]>> more_;
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ class CudaDevice : public Device {
   void copy(void* to, const void* from, int64_t bytes) override;
   void zero(void* at, int64_t bytes) override;
   void copy(void* to, const void* from, llvm::ArrayRef<CopyRun> runs) override;
-  std::unique_ptr<Copies> prepare(llvm::ArrayRef<CopyRun> runs) override;
+  std::unique_ptr<Copies> prepareCopies(llvm::ArrayRef<CopyRun> runs) override;
   llvm::Error read(void* host, const void* at, int64_t bytes) override;
   void write(void* at, const void* host, int64_t bytes) override;
   void beginStep(int64_t step) override;
@@ -46,9 +46,10 @@ class CudaDevice : public Device {
   llvm::Error waitFor(Event event);
 
  private:
-  CudaDevice(std::unique_ptr<Driver> driver, Coordinates rank);
+  explicit CudaDevice(std::unique_ptr<Driver> driver);
   // A piece of pinned memory that no copy on the way uses.
   std::byte* stage(int64_t bytes);
+  void keep(llvm::Error error);
 
   std::unique_ptr<Driver> gpu_;
   Stream stream_;
@@ -67,6 +68,9 @@ class CudaDevice : public Device {
   std::array<Half, 2> halves_;
   size_t half_ = 0;
   std::function<llvm::Error()> watch_;
+  bool isRecording_ = false;
+  std::string failure_;  // empty while all goes well
+  std::string where_;
 };
 
 }  // namespace planc::cuda

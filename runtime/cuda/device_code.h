@@ -40,7 +40,6 @@ PLANC_DEVICE uint16_t toBf16Bits(float x) { return __bfloat16_as_ushort(__float2
 
 namespace planc::cuda {
 
-constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Elements [at, at + N) as T; all threads of a warp agree on `elem`. N > 1: 16-byte accesses where

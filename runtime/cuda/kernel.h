@@ -12,6 +12,8 @@
 
 namespace planc::cuda {
 
+constexpr int kWarp = 32;  // threads
+
 // A tensor's first element, and how elements are stored. Kernels compute in float for f32 and bf16, in
 // double where f64 takes part; loads and stores convert.
 struct Ref {

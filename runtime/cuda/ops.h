@@ -4,6 +4,7 @@
 // step can be recorded as a graph: what changes from step to step lies in device memory.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,8 +26,11 @@ inline constexpr int64_t kBlasWorkspace = 32 << 20;
 // What kernels of one device share.
 class Shared {
  public:
-  Shared(Driver& gpu, Stream stream, Coordinates rank, const int64_t* step)
-      : gpu(gpu), stream(stream), rank(std::move(rank)), step(step) {}
+  // Fills device memory from the host's.
+  using Write = std::function<void(void* at, const void* host, int64_t bytes)>;
+
+  Shared(Driver& gpu, Stream stream, Coordinates rank, const int64_t* step, Write write)
+      : gpu(gpu), stream(stream), rank(std::move(rank)), step(step), write_(std::move(write)) {}
 
   Driver& gpu;
   const Stream stream;      // compute
@@ -52,7 +56,8 @@ class Shared {
   friend class CudaDevice;
   const void* upload(const void* from, int64_t bytes);
 
-  int64_t workspaceBytes_ = 0;
+  const Write write_;
+  int64_t workspaceBytes_ = 0, workspaceRoom_ = 0;
   std::byte* workspace_ = nullptr;
 };
 

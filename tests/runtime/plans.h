@@ -68,12 +68,13 @@ inline Compiled compileSpoiled(const std::string& text, const Spoil& spoil) {
 // `programOf`: the program of each rank.
 inline VerifyReport verifyRanks(const Module& one, int64_t ranks, const VerifyOptions& options,
                                 const std::function<const Module&(int64_t)>& programOf) {
-  auto makeDevice = [](const Coordinates& rank) { return makeCpuDevice(1, rank); };
-  auto verification = makeVerification(one, nullptr, makeDevice, options);
+  auto verification = makeVerification(one, nullptr, [] { return makeCpuDevice(1); }, options);
   EXPECT_TRUE(bool(verification)) << llvm::toString(verification.takeError());
   if (!verification) return {};
   onGoodRanks(ranks, [&](Communicator& comm) {
-    return (*verification)->run(programOf(comm.rank()), comm);
+    const Module& program = programOf(comm.rank());
+    auto device = makeCpuDevice(1, Coordinates(program.grid, comm.rank()));
+    return (*verification)->run(program, comm, *device);
   });
   return (*verification)->report();
 }

@@ -36,12 +36,15 @@ VerifyReport verifyStages(const Stages& layout, const Modules& programs, bool ac
   Modules one = oneRank(layout);
   VerifyOptions options;
   options.activations = activations;
-  auto makeDevice = [](const Coordinates& rank) { return makeCpuDevice(1, rank); };
-  auto verification = makeVerification(*one.front(), nullptr, makeDevice, options);
+  auto verification =
+      makeVerification(*one.front(), nullptr, [] { return makeCpuDevice(1); }, options);
   EXPECT_TRUE(bool(verification)) << llvm::toString(verification.takeError());
   if (!verification) return {};
   test::onGoodRanks(layout.ranks(),
-                    [&](Communicator& comm) { return (*verification)->run(programs, comm); });
+                    [&](Communicator& comm) {
+                      auto device = makeCpuDevice(1, Coordinates(programs.front()->grid, comm.rank()));
+                      return (*verification)->run(programs, comm, *device);
+                    });
   return (*verification)->report();
 }
 
