@@ -103,17 +103,6 @@ PLANC_DEVICE void withSlot(float (*slots)[V], int slot, F&& f) {
   }
 }
 
-PLANC_DEVICE float asFloat(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-PLANC_DEVICE uint32_t asBits(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
 // Whether a unit is loaded as packed bf16, to be unpacked when all loads are under way.
 PLANC_DEVICE bool isPacked(const ChainTensor& tensor, bool isWhole) {
   return isWhole && tensor.access == Access::Vector && tensor.elem == Elem::BF16;
@@ -125,7 +114,7 @@ PLANC_DEVICE void loadUnit(const ChainTensor& tensor, int64_t at, int valid, flo
   if (isPacked(tensor, valid == V)) {
     struct alignas(2 * V) Pairs { uint32_t v[V / 2]; };
     Pairs pairs = *reinterpret_cast<const Pairs*>(static_cast<const uint16_t*>(tensor.data) + at);
-    UNROLL for (int i = 0; i < V / 2; ++i) x[i] = asFloat(pairs.v[i]);
+    UNROLL for (int i = 0; i < V / 2; ++i) x[i] = __uint_as_float(pairs.v[i]);
     return;
   }
   if (tensor.access == Access::Vector && valid == V) return load(from, at, x);
@@ -136,9 +125,9 @@ PLANC_DEVICE void loadUnit(const ChainTensor& tensor, int64_t at, int valid, flo
 template <int V>
 PLANC_DEVICE void unpack(float (&x)[V]) {
   UNROLL for (int i = V / 2 - 1; i >= 0; --i) {
-    uint32_t pair = asBits(x[i]);
-    x[2 * i + 1] = asFloat(pair & 0xffff0000u);
-    x[2 * i] = asFloat(pair << 16);
+    uint32_t pair = __float_as_uint(x[i]);
+    x[2 * i + 1] = __uint_as_float(pair & 0xffff0000u);
+    x[2 * i] = __uint_as_float(pair << 16);
   }
 }
 
