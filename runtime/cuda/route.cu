@@ -1,4 +1,5 @@
-// See route.h. Bound by latency: a token's scores lie in its warp's scratch, each lane's experts 32 apart.
+// See route.h. Bound by latency: a token's scores lie in its warp's scratch, each lane's experts 32
+// apart.
 #include "runtime/cuda/route.h"
 
 #include <limits>
@@ -16,12 +17,12 @@ PLANC_DEVICE int warpInBlock() { return int(threadIdx.x) / kWarp; }
 
 // This warp's scratch.
 PLANC_DEVICE unsigned char* scratchOf(const Scoring& by) {
-  if (by.scratch == nullptr)
-    return &sharedMemory<unsigned char>() + warpInBlock() * by.warpBytes;
+  if (by.scratch == nullptr) return &sharedMemory<unsigned char>() + warpInBlock() * by.warpBytes;
   return static_cast<unsigned char*>(by.scratch) + warpIndex() * by.warpBytes;
 }
 
-// A token's scores, each by its lane; gives their sum before the division of a softmax (1 for its shares).
+// A token's scores, each by its lane; gives their sum before the division of a softmax (1 for its
+// shares).
 template <class T>
 PLANC_DEVICE T scoreToken(const Scoring& by, int64_t at, T* score) {
   int lane = laneIndex();
@@ -114,9 +115,10 @@ PLANC_DEVICE void leaveOut(const ExpertGroups& limit, T* row, T* byGroup) {
   __syncwarp();
 }
 
-// Occupancy: 4 blocks of up to 8 warps (64 registers a thread), fewer where scratch takes more.
+// Occupancy: 2 blocks of up to 8 warps (up to 128 registers a thread), fewer where scratch takes
+// more.
 template <class T>
-PLANC_KERNEL(kThreads, sizeof(T) == 8 ? 3 : 4) route(RouteArgs a) {
+PLANC_KERNEL(kThreads, 2) route(RouteArgs a) {
   int lane = laneIndex(), warps = int(blockDim.x) / kWarp, experts = a.by.experts;
   RouteScratch<T> mine(a);
   for (int e = lane; e < experts; e += kWarp) {
@@ -158,8 +160,8 @@ PLANC_KERNEL(kThreads, sizeof(T) == 8 ? 3 : 4) route(RouteArgs a) {
   }
   __syncthreads();
   // The warps' sums, in their order. Warps' scratches lie one behind the other.
-  const auto* first = reinterpret_cast<const unsigned char*>(mine.share) -
-                      warpInBlock() * a.by.warpBytes;
+  const auto* first =
+      reinterpret_cast<const unsigned char*>(mine.share) - warpInBlock() * a.by.warpBytes;
   int64_t loads = reinterpret_cast<const unsigned char*>(mine.load) -
                   reinterpret_cast<const unsigned char*>(mine.share);
   for (int e = int(threadIdx.x); e < experts; e += int(blockDim.x)) {
@@ -203,7 +205,7 @@ PLANC_KERNEL(kThreads, 4) routeSums(RouteSumsArgs a) {
 
 // Occupancy: as `route`.
 template <class T>
-PLANC_KERNEL(kThreads, 4) routeGrad(RouteGradArgs a) {
+PLANC_KERNEL(kThreads, 2) routeGrad(RouteGradArgs a) {
   int lane = laneIndex(), experts = a.by.experts, top = a.by.top;
   auto* score = reinterpret_cast<T*>(scratchOf(a.by));
   T *dscore = score + experts, *dgate = dscore + experts;

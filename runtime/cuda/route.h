@@ -1,19 +1,19 @@
-// Choosing experts: a warp a token. A block takes a chunk of tokens, whose loads and shares it adds up; a
-// group of tokens whose sums are wanted is cut in chunks, added in order.
+// Choosing experts: a warp a token. A block takes a chunk of tokens, whose loads and shares it adds
+// up; a group of tokens whose sums are wanted is cut in chunks, added in order.
 #pragma once
 
-#include "runtime/cuda/walk.h"
 #include "runtime/cuda/kernel.h"
+#include "runtime/cuda/walk.h"
 
 namespace planc::cuda {
 
 struct Scoring {
   ConstRef scores;
-  int64_t step;      // from expert to expert
+  int64_t step;  // from expert to expert
   int32_t experts, top;
   bool isSoftmax, normalise;
   double scale;
-  void* scratch;     // of all blocks; null: it is in shared memory
+  void* scratch;      // of all blocks; null: it is in shared memory
   int64_t warpBytes;  // of scratch
 };
 
@@ -77,13 +77,13 @@ inline constexpr int64_t routeGradScratch(const Scoring& by, int64_t element) {
   return (2 * int64_t(by.experts) + by.top) * element + by.top * 4;
 }
 
-// Choices sequence by sequence, position by position: experts to `keys`, and from the choices' numbers
-// among those of their expert who has room.
+// Choices sequence by sequence, position by position: experts to `keys`, and from the choices'
+// numbers among those of their expert who has room.
 struct AdmitArgs {
   const int32_t* choice;
   Ref fit;
-  const int32_t* positions;  // where each lies, the earliest first
-  int64_t count, places, choices;  // all; positions of a sequence; choices of a token
+  const int32_t* positions;             // where each lies, the earliest first
+  int64_t count, places, choices;       // all; positions of a sequence; choices of a token
   int64_t choiceSteps[2], fitSteps[2];  // from position to position, from choice to choice
   Walk<2> sequences;                    // {choice, fit}
   int32_t experts;

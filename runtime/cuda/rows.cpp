@@ -1,6 +1,7 @@
-// Makers of what moves tokens to their experts' packed rows and back. Rows belong to one (token, choice)
-// each, so copies need no order; sums over a token's choices run in the order of the choices. A rank that
-// holds a piece of the experts has their rows alone. Tested by tests/gpu/kernels_gpu_test.cpp.
+// Makers of what moves tokens to their experts' packed rows and back. Rows belong to one (token,
+// choice) each, so copies need no order; sums over a token's choices run in the order of the
+// choices. A rank that holds a piece of the experts has their rows alone. Tested by
+// tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/rows.h"
 
 #include "runtime/cuda/order.h"
@@ -28,8 +29,8 @@ struct Packing {
   std::string choice;  // the dim of `row` that counts a token's choices
   Space tokens, own;   // a token's own elements: of the packed rows' dims
 
-  // `walked`: by token, first what tokens are, then `row`; `rows`: by a token's own elements, the packed
-  // one last.
+  // `walked`: by token, first what tokens are, then `row`; `rows`: by a token's own elements, the
+  // packed one last.
   Packing(llvm::ArrayRef<const Type*> walked, llvm::ArrayRef<const Type*> rows,
           const Coordinates& rank) {
     const Type &byToken = *walked[0], &row = *walked[1], &packed = *rows.back();
@@ -153,8 +154,9 @@ KernelOr prepareCombineGrad(const Op& op, Shared& shared) {
     args.dgate = refTo(out[1], dgate);
     args.by = packing.rowsAt(in[3], in[4]);
     bool isVector = inVectors && isAligned({in[0], in[1], out[0]});
-    const auto& kernel =
-        isDoubled ? kCombineGradF64 : isVector ? kCombineGradVectorF32 : kCombineGradF32;
+    const auto& kernel = isDoubled  ? kCombineGradF64
+                         : isVector ? kCombineGradVectorF32
+                                    : kCombineGradF32;
     int64_t warps = args.by.count + args.by.own.bound;
     shared.launch(kernel, {.x = blocksFor(warps, kWarps), .threads = kThreads}, args);
   });

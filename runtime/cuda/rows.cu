@@ -1,5 +1,5 @@
-// See rows.h. Memory-bound: 16-byte accesses where rows lie so. Each lane holds one of a token's choices,
-// 32 at a time; sums over choices run in their order.
+// See rows.h. Memory-bound: 16-byte accesses where rows lie so. Each lane holds one of a token's
+// choices, 32 at a time; sums over choices run in their order.
 #include "runtime/cuda/rows.h"
 
 #include "runtime/cuda/walk_code.h"
@@ -51,8 +51,7 @@ PLANC_KERNEL(kThreads, 4) dispatch(DispatchArgs a) {
   RowsHere here(a.by.own);
   if (token >= a.by.count) {
     int64_t row = here.count + token - a.by.count;
-    if (row < a.by.own.bound)
-      clearRow<T, V>(a.packed, row * a.rowStride, a.row, a.elements);
+    if (row < a.by.own.bound) clearRow<T, V>(a.packed, row * a.rowStride, a.row, a.elements);
     return;
   }
   int64_t at[2];

@@ -1,13 +1,13 @@
 // Tokens to their experts' packed rows and back: a warp a token.
 #pragma once
 
-#include "runtime/cuda/walk.h"
 #include "runtime/cuda/kernel.h"
+#include "runtime/cuda/walk.h"
 
 namespace planc::cuda {
 
-// Which of the packed rows are here. Rows are indices in memory, whatever wrote them: none lies outside of
-// the room.
+// Which of the packed rows are here. Rows are indices in memory, whatever wrote them: none lies
+// outside of the room.
 struct OwnRows {
   const int32_t* offsets;  // of all experts
   int64_t firstExpert, experts, bound;
@@ -16,8 +16,8 @@ struct OwnRows {
 // A token's packed rows.
 struct TokenRows {
   const int32_t* rows;
-  int64_t count;    // of tokens
-  int64_t step;     // from choice to choice
+  int64_t count;  // of tokens
+  int64_t step;   // from choice to choice
   int32_t choices;
   OwnRows own;
 };
@@ -27,8 +27,8 @@ struct DispatchArgs {
   ConstRef x;
   Ref packed;
   TokenRows by;
-  Walk<2> tokens;     // {x, row}
-  Walk<2> row;        // {x, packed}: a token's own elements
+  Walk<2> tokens;  // {x, row}
+  Walk<2> row;     // {x, packed}: a token's own elements
   int64_t elements;
   int64_t rowStride;  // packed: from row to row
 };
@@ -39,8 +39,8 @@ struct GatherArgs {
   ConstRef packed, gate;  // without a gate its data are null
   Ref y;
   TokenRows by;
-  Walk<3> tokens;     // {y, row, gate}
-  Walk<2> row;        // {y, packed}
+  Walk<3> tokens;  // {y, row, gate}
+  Walk<2> row;     // {y, packed}
   int64_t elements;
   int64_t rowStride, gateStep;
 };
