@@ -118,6 +118,9 @@ class Communicator {
   // other groups; each call makes a new one, whose messages are ordered apart.
   virtual Group& group(llvm::ArrayRef<int> members) = 0;
 
+  // Together, when all groups are made that programs send messages in: makes what that needs.
+  virtual llvm::Error connect() { return llvm::Error::success(); }
+
   // Never blocks. What is wrong, `wait` says.
   Ticket start(Group& group, const Message& message, const Site& site);
   // Until the message is complete and its buffers are free. An error means that the run is over: it
@@ -127,6 +130,8 @@ class Communicator {
   virtual void fail(llvm::StringRef why) = 0;
   // The same, with the message that can't be.
   void failIn(const Site& site, const llvm::Twine& why);
+  // Why the run is over, if this rank has heard so by now; else empty. `wait` says it too.
+  virtual std::string failure() { return ""; }
 
   // Waits until all members have come here.
   llvm::Error barrier(Group& group, const Site& site);
@@ -189,7 +194,7 @@ class Device;
 // Messages of programs go between the GPUs (`device` is this rank's, from makeCudaDevice) by NCCL, and
 // what ranks tell each other through `host`. Together.
 llvm::Expected<std::unique_ptr<Communicator>> makeNcclCommunicator(
-    std::unique_ptr<Communicator> host, Device& device,
+    Communicator& host, Device& device,
     std::chrono::milliseconds timeout = kDefaultTimeout);
 
 }  // namespace planc

@@ -61,6 +61,7 @@ llvm::Expected<std::unique_ptr<Session>> Session::create(const Roles& roles, Dev
   if (llvm::Error error = comm.agree(Interpreter::check(session->program_, comm))) return error;
   auto interpreter = agree(comm, Interpreter::create(session->program_, device, &comm));
   if (!interpreter) return interpreter.takeError();
+  if (llvm::Error error = comm.connect()) return error;
   session->interpreter_ = std::move(*interpreter);
   return session;
 }

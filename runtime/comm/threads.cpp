@@ -418,6 +418,7 @@ class ThreadCommunicator : public Communicator {
   }
   llvm::Error wait(Ticket ticket) override { return team_->wait(rank(), ticket); }
   void fail(llvm::StringRef why) override { team_->fail(rank(), why); }
+  std::string failure() override { return team_->failure(); }
 
  protected:
   Ticket begin(Group& group, const Message& message, const Site& site) override {

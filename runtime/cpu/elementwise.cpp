@@ -8,7 +8,6 @@
 // Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cpu/elementwise.h"
 
-#include "llvm/ADT/DenseMap.h"
 #include "runtime/cpu/steps.h"
 
 namespace planc::cpu {
@@ -44,30 +43,10 @@ struct Block {
   uint64_t repeats = 0;
 };
 
-// The union of the dims of all tensors, ordered as the biggest input (or output) has them.
-llvm::SmallVector<Dim, 4> spaceOf(const Program& program) {
-  const Type* widest = nullptr;
-  auto look = [&](const Type& type) {
-    if (widest == nullptr || type.elements() > widest->elements()) widest = &type;
-  };
-  for (const auto& output : program.outputs) look(output.type);
-  for (const Type& type : program.inputs) look(type);
-  llvm::SmallVector<Dim, 4> dims = memoryDims(*widest);
-  auto add = [&](const Type& type) {
-    for (const Dim& dim : memoryDims(type)) {
-      auto same = [&](const Dim& other) { return other.name == dim.name; };
-      if (llvm::none_of(dims, same)) dims.push_back(dim);
-    }
-  };
-  for (const Type& type : program.inputs) add(type);
-  for (const auto& output : program.outputs) add(output.type);
-  return dims;
-}
-
 // `sumAt` is the sum's place among the tensors, or -1.
 Loops loopsOf(const Program& program, llvm::ArrayRef<const Type*> tensors, int sumAt) {
   llvm::SmallVector<Loop, 4> axes;
-  for (const Dim& dim : spaceOf(program)) {
+  for (const Dim& dim : program.space()) {
     Loop axis{dim.size, {}};
     for (const Type* type : tensors) axis.strides.push_back(strideOf(*type, dim.name));
     axes.push_back(std::move(axis));
@@ -103,9 +82,7 @@ template <class T>
 class ProgramKernel : public Kernel {
  public:
   ProgramKernel(Program program, Shared& shared) : program_(std::move(program)), shared_(shared) {
-    for (const Type& type : program_.inputs) tensors_.push_back(&type);
-    for (const auto& output : program_.outputs) tensors_.push_back(&output.type);
-    if (program_.sum) tensors_.push_back(&program_.sum->type);
+    tensors_ = program_.tensors();
     int sumAt = program_.sum ? int(tensors_.size()) - 1 : -1;
     loops_ = loopsOf(program_, tensors_, sumAt);
     planInputs();
@@ -152,24 +129,14 @@ class ProgramKernel : public Kernel {
            llvm::all_of(loops_.items, still);
   }
 
-  // Casts between float types change nothing in a block: they are the value that they cast.
-  int source(int value) const {
-    while (size_t(value) >= program_.inputs.size()) {
-      const Program::Step& step = program_.steps[size_t(value) - program_.inputs.size()];
-      if (step.kind != OpKind::Cast) break;
-      value = step.a;
-    }
-    return value;
-  }
-
   void planInputs() {
     held_.resize(program_.inputs.size() + program_.steps.size());
     for (auto& step : program_.steps) {
-      if (step.a >= 0) step.a = source(step.a);
-      if (step.b >= 0) step.b = source(step.b);
+      if (step.a >= 0) step.a = program_.source(step.a);
+      if (step.b >= 0) step.b = program_.source(step.b);
     }
-    for (auto& output : program_.outputs) output.value = source(output.value);
-    if (program_.sum) program_.sum->value = source(program_.sum->value);
+    for (auto& output : program_.outputs) output.value = program_.source(output.value);
+    if (program_.sum) program_.sum->value = program_.source(program_.sum->value);
     for (size_t i = 0; i < program_.inputs.size(); ++i) {
       held_[i].uniform = isUniform(i);
       if (!held_[i].uniform && liesAsBlock(i)) held_[i].direct = int(i);
@@ -451,49 +418,6 @@ class ProgramKernel : public Kernel {
   std::vector<T> partials_;
 };
 
-// A value's number in a program: of a body's argument, or of the step that computes it.
-using Numbers = llvm::DenseMap<const Value*, int>;
-
-// Adds a body's ops to the program; the sum, if any, is its last op.
-void addBody(const Op& op, Program& program) {
-  Numbers numbers;
-  for (Value* arg : op.body->args()) {
-    numbers[arg] = int(program.inputs.size());
-    program.inputs.push_back(arg->type);
-  }
-  const Op* sum = nullptr;
-  for (const Op* inner : op.body->ops) {
-    if (inner->kind == OpKind::Sum) {
-      sum = inner;
-    } else if (inner->kind == OpKind::Yield) {
-      for (unsigned i = 0; i < inner->operands().size(); ++i) {
-        Value* value = inner->operand(i);
-        if (sum != nullptr && value == sum->result()) {
-          program.sum = {numbers.lookup(sum->operand(0)), resultType(op, i), int(i)};
-        } else {
-          program.outputs.push_back({numbers.lookup(value), op.result(i)->type, int(i)});
-        }
-      }
-    } else {
-      auto operand = [&](unsigned i) {
-        return i < inner->operands().size() ? numbers.lookup(inner->operand(i)) : -1;
-      };
-      numbers[inner->result()] = program.valueOfStep(program.steps.size());
-      program.steps.push_back({inner->kind, operand(0), operand(1), inner->attrs.number("value")});
-    }
-  }
-  // A sum into the op's variable need not be yielded.
-  if (sum != nullptr && !program.sum) {
-    unsigned last = op.results().size();
-    program.sum = {numbers.lookup(sum->operand(0)), resultType(op, last), int(last)};
-  }
-}
-
-// The steps' kinds that a body may hold beside its last sum.
-bool isStep(const Op& op) {
-  return op.has(Elementwise) || op.kind == OpKind::Const || op.kind == OpKind::Yield;
-}
-
 }  // namespace
 
 std::unique_ptr<Kernel> makeProgram(Program program, Shared& shared) {
@@ -502,35 +426,9 @@ std::unique_ptr<Kernel> makeProgram(Program program, Shared& shared) {
 }
 
 KernelOr prepareElementwise(const Op& op, Shared& shared) {
-  Program program(op);
-  if (op.kind == OpKind::Fused) {
-    const auto& ops = op.body->ops;
-    for (size_t i = 0; i < ops.size(); ++i) {
-      bool lastSum = ops[i]->kind == OpKind::Sum && i + 2 == ops.size();
-      if (!isStep(*ops[i]) && !lastSum) {
-        return unsupported(op, "its body holds '" + ops[i]->info().text + "'");
-      }
-    }
-    addBody(op, program);
-    return makeProgram(std::move(program), shared);
-  }
-  for (Value* operand : op.operands()) program.inputs.push_back(operand->type);
-  bool isCopy = op.kind == OpKind::Sum || op.kind == OpKind::Accum;
-  if (!isCopy) {
-    int operands = int(op.operands().size());
-    program.steps.push_back(
-        {op.kind, operands > 0 ? 0 : -1, operands > 1 ? 1 : -1, op.attrs.number("value")});
-  }
-  Type type = resultType(op);
-  // A sum that sums nothing and adds to nothing only permutes.
-  bool sums = isCopy &&
-              (op.var != nullptr || memoryDims(type).size() < memoryDims(program.inputs[0]).size());
-  if (sums) {
-    program.sum = {0, type, 0};
-  } else {
-    program.outputs.push_back({isCopy ? 0 : program.valueOfStep(0), type, 0});
-  }
-  return makeProgram(std::move(program), shared);
+  if (const Op* inner = notInChain(op))
+    return unsupported(op, "its body holds '" + inner->info().text + "'");
+  return makeProgram(Program(op, chainOf(op)), shared);
 }
 
 }  // namespace planc::cpu

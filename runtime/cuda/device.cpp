@@ -227,7 +227,7 @@ llvm::Error CudaDevice::waitFor(Event event) {
   while (!gpu_->isDone(event)) {
     if (llvm::Error error = gpu_->error()) return error;
     if (watch_)
-      if (llvm::Error error = watch_()) return error;
+      if (llvm::Error error = watch_->look()) return error;
     // A step takes milliseconds: leave the processor to other ranks when it is no short wait.
     if (std::chrono::steady_clock::now() - start > 200us) std::this_thread::yield();
   }
@@ -268,6 +268,8 @@ void CudaDevice::at(const Op& op, llvm::StringRef place) {
 }
 
 void CudaDevice::beginRecording() {
+  if (llvm::Error error = finish()) llvm::consumeError(std::move(error));  // `endRecording` tells it
+  if (watch_) watch_->restart(true);
   isRecording_ = true;
   gpu_->beginGraph(stream_);
 }
@@ -275,12 +277,13 @@ void CudaDevice::beginRecording() {
 llvm::Error CudaDevice::endRecording() {
   isRecording_ = false;
   auto graph = gpu_->endGraph(stream_);
-  if (!graph) return graph.takeError();
-  graph_ = *graph;
-  return gpu_->error();
+  if (!graph) keep(graph.takeError());
+  else graph_ = *graph;
+  return finish();
 }
 
 void CudaDevice::replay() {
+  if (watch_) watch_->restart(false);
   gpu_->at("the recorded step");
   gpu_->launch(stream_, graph_);
 }

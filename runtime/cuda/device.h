@@ -10,6 +10,16 @@
 
 namespace planc::cuda {
 
+// Who is asked while the host waits for the GPU.
+class GpuWatch {
+ public:
+  virtual ~GpuWatch() = default;
+  // Often; an error ends the waiting.
+  virtual llvm::Error look() = 0;
+  // The GPU is idle, and a step is about to be recorded, or replayed.
+  virtual void restart(bool records) = 0;
+};
+
 class CudaDevice : public Device {
  public:
   static llvm::Expected<std::unique_ptr<CudaDevice>> create(std::unique_ptr<Driver> driver,
@@ -40,8 +50,7 @@ class CudaDevice : public Device {
   Stream compute() const { return stream_; }
   std::byte* arena() const { return arena_; }
   int64_t arenaBytes() const { return arenaBytes_; }
-  // Called while the host waits for the GPU, and from time to time: an error ends the waiting.
-  void setWatch(std::function<llvm::Error()> watch) { watch_ = std::move(watch); }
+  void setWatch(GpuWatch* watch) { watch_ = watch; }
   // Waits until the event is done, or something went wrong.
   llvm::Error waitFor(Event event);
 
@@ -67,7 +76,7 @@ class CudaDevice : public Device {
   };
   std::array<Half, 2> halves_;
   size_t half_ = 0;
-  std::function<llvm::Error()> watch_;
+  GpuWatch* watch_ = nullptr;
   bool isRecording_ = false;
   std::string failure_;  // empty while all goes well
   std::string where_;

@@ -48,6 +48,7 @@ class MatmulPlan {
 class Driver {
  public:
   virtual ~Driver() = default;
+  Driver() = default;
   Driver(const Driver&) = delete;
 
   virtual std::string name() const = 0;
@@ -67,8 +68,6 @@ class Driver {
   virtual void wait(Stream stream, Event event) = 0;  // what is enqueued behind it
   // Whether all that was ahead of its last `record` is done; true before the first. Not while recording.
   virtual bool isDone(Event event) = 0;
-  // Between two events that are done, on a stream each recorded last.
-  virtual double secondsBetween(Event from, Event to) = 0;
 
   // Between device memory and device or pinned memory.
   virtual void copy(Stream stream, void* to, const void* from, int64_t bytes) = 0;
@@ -109,6 +108,7 @@ using Clique = struct CliqueHandle*;
 class Messenger {
  public:
   virtual ~Messenger() = default;
+  Messenger() = default;
   Messenger(const Messenger&) = delete;
 
   struct Id {

@@ -1,0 +1,196 @@
+// The messenger on NCCL. Communicators are non-blocking: a call that is not done at once is waited for
+// here, with a time-out, so that a rank that never comes is an error and no hang.
+#include <nccl.h>
+
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "llvm/ADT/Twine.h"
+#include "runtime/cuda/gpu.h"
+
+namespace planc::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// To connect thousands of ranks takes a while.
+constexpr std::chrono::minutes kPatience{10};
+
+ncclComm_t raw(Clique clique) { return reinterpret_cast<ncclComm_t>(clique); }
+cudaStream_t raw(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+ncclDataType_t typeOf(Elem elem) {
+  switch (elem) {
+    case Elem::F32:
+      return ncclFloat32;
+    case Elem::BF16:
+      return ncclBfloat16;
+    case Elem::F64:
+      return ncclFloat64;
+    case Elem::I32:
+      break;
+  }
+  return ncclInt32;
+}
+ncclRedOp_t opOf(Reduce reduce) { return reduce == Reduce::Max ? ncclMax : ncclSum; }
+
+llvm::Error failed(const llvm::Twine& what, ncclResult_t code, ncclComm_t comm) {
+  std::string text = ("NCCL: " + what + ": " + ncclGetErrorString(code)).str();
+  if (const char* last = ncclGetLastError(comm); last != nullptr && *last != 0)
+    text += std::string(" (") + last + ")";
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), "%s", text.c_str());
+}
+
+class NcclMessenger : public Messenger {
+ public:
+  ~NcclMessenger() override {
+    for (ncclComm_t comm : all_)
+      if (comm) ncclCommAbort(comm);
+  }
+
+  llvm::Expected<Id> makeId() override {
+    static_assert(sizeof(Id) == sizeof(ncclUniqueId));
+    ncclUniqueId id;
+    if (ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess)
+      return failed("no id", code, nullptr);
+    Id made;
+    std::copy_n(id.internal, sizeof made.bytes, made.bytes);
+    return made;
+  }
+
+  llvm::Expected<Clique> join(const Id& id, int ranks, int rank) override {
+    ncclUniqueId shared;
+    std::copy_n(id.bytes, sizeof id.bytes, shared.internal);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t made = nullptr;
+    ncclResult_t code = ncclCommInitRankConfig(&made, ranks, shared, rank, &config);
+    return finish("connecting " + std::to_string(ranks) + " ranks", code, made, made);
+  }
+
+  llvm::Expected<Clique> split(Clique of, int colour, int key) override {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t made = nullptr;
+    ncclResult_t code =
+        ncclCommSplit(raw(of), colour == kNone ? NCCL_SPLIT_NOCOLOR : colour, key, &made, &config);
+    return finish("making a group", code, raw(of), made);
+  }
+
+  void begin() override {
+    check("a group of messages", ncclGroupStart(), nullptr);
+    isGrouped_ = true;
+  }
+  void end() override {
+    isGrouped_ = false;
+    ncclComm_t comm = used_;
+    used_ = nullptr;
+    check("a group of messages", ncclGroupEnd(), comm);
+  }
+  void allReduce(Clique clique, const void* send, void* recv, int64_t count, Elem elem,
+                 Reduce reduce, Stream stream) override {
+    check("all-reduce",
+          ncclAllReduce(send, recv, size_t(count), typeOf(elem), opOf(reduce), raw(clique),
+                        raw(stream)),
+          raw(clique));
+  }
+  void reduceScatter(Clique clique, const void* send, void* recv, int64_t recvCount, Elem elem,
+                     Reduce reduce, Stream stream) override {
+    check("reduce-scatter",
+          ncclReduceScatter(send, recv, size_t(recvCount), typeOf(elem), opOf(reduce), raw(clique),
+                            raw(stream)),
+          raw(clique));
+  }
+  void allGather(Clique clique, const void* send, void* recv, int64_t sendCount, Elem elem,
+                 Stream stream) override {
+    check("all-gather",
+          ncclAllGather(send, recv, size_t(sendCount), typeOf(elem), raw(clique), raw(stream)),
+          raw(clique));
+  }
+  void broadcast(Clique clique, void* buffer, int64_t count, Elem elem, int root,
+                 Stream stream) override {
+    check("broadcast",
+          ncclBroadcast(buffer, buffer, size_t(count), typeOf(elem), root, raw(clique),
+                        raw(stream)),
+          raw(clique));
+  }
+  void send(Clique clique, const void* buffer, int64_t count, Elem elem, int to,
+            Stream stream) override {
+    check("send",
+          ncclSend(buffer, size_t(count), typeOf(elem), to, raw(clique), raw(stream)), raw(clique));
+  }
+  void receive(Clique clique, void* buffer, int64_t count, Elem elem, int from,
+               Stream stream) override {
+    check("receive", ncclRecv(buffer, size_t(count), typeOf(elem), from, raw(clique), raw(stream)),
+          raw(clique));
+  }
+
+  // Where it can't be, messages are copied on the way: slower, and right.
+  void enroll(Clique clique, void* memory, int64_t bytes) override {
+    void* handle = nullptr;
+    ncclCommRegister(raw(clique), memory, size_t(bytes), &handle);
+  }
+
+  llvm::Error error(Clique clique) override {
+    if (!failure_.empty())
+      return llvm::createStringError(llvm::inconvertibleErrorCode(), "%s", failure_.c_str());
+    ncclResult_t state = ncclSuccess;
+    ncclResult_t code = ncclCommGetAsyncError(raw(clique), &state);
+    if (code == ncclSuccess) code = state;
+    if (code == ncclSuccess || code == ncclInProgress) return llvm::Error::success();
+    return failed("another rank is lost, or its connection", code, raw(clique));
+  }
+
+  void abort(Clique clique) override {
+    for (ncclComm_t& comm : all_) {
+      if (comm != raw(clique)) continue;
+      ncclCommAbort(comm);
+      comm = nullptr;
+    }
+  }
+
+ private:
+  // Until a call is done that was not at once.
+  ncclResult_t settle(ncclComm_t comm, ncclResult_t code) {
+    auto end = Clock::now() + kPatience;
+    while (code == ncclInProgress && comm != nullptr) {
+      ncclResult_t state = ncclSuccess;
+      code = ncclCommGetAsyncError(comm, &state);
+      if (code == ncclSuccess) code = state;
+      if (code == ncclInProgress && Clock::now() > end) return ncclSystemError;
+      if (code == ncclInProgress) std::this_thread::yield();
+    }
+    return code;
+  }
+
+  llvm::Expected<Clique> finish(const std::string& what, ncclResult_t code, ncclComm_t waits,
+                                ncclComm_t& made) {
+    code = settle(waits, code);
+    if (code == ncclSuccess && made != nullptr && made != waits)
+      code = settle(made, ncclInProgress);
+    if (code != ncclSuccess) return failed(what, code, waits);
+    if (made != nullptr) all_.push_back(made);
+    return reinterpret_cast<Clique>(made);
+  }
+
+  void check(const char* what, ncclResult_t code, ncclComm_t comm) {
+    if (isGrouped_) used_ = comm;
+    else code = settle(comm, code);
+    if (code == ncclSuccess || code == ncclInProgress || !failure_.empty()) return;
+    failure_ = llvm::toString(failed(what, code, comm));
+  }
+
+  std::vector<ncclComm_t> all_;
+  ncclComm_t used_ = nullptr;
+  bool isGrouped_ = false;
+  std::string failure_;
+};
+
+}  // namespace
+
+llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver&) {
+  return std::make_unique<NcclMessenger>();
+}
+
+}  // namespace planc::cuda
