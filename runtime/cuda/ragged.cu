@@ -85,9 +85,9 @@ PLANC_DEVICE T* partialAt(const RaggedSumArgs& a, int64_t chunk, int64_t group, 
 }
 
 // A block does some units of one group, in each of which `rowThreads` threads share the rows.
-// Occupancy: 4 blocks of 256 threads.
+// Occupancy: 3 blocks of 256 threads.
 template <class T>
-PLANC_KERNEL(kRaggedThreads, 4) raggedSum(RaggedSumArgs a) {
+PLANC_KERNEL(kRaggedThreads, 3) raggedSum(RaggedSumArgs a) {
   T* scratch = &sharedMemory<T>();
   int shares = a.rowThreads, width = int(blockDim.x) / shares;
   int column = int(threadIdx.x) % width, share = int(threadIdx.x) / width;
