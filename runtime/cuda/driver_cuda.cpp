@@ -231,6 +231,8 @@ llvm::Expected<int> countGpus() {
   cudaError_t code = cudaGetDeviceCount(&count);
   if (code == cudaSuccess) return count;
   if (code == cudaErrorNoDevice) return 0;
+  if (code == cudaErrorInsufficientDriver)
+    return failed("no GPU can be used here: the NVIDIA driver is missing, or too old", code);
   return failed("no GPU can be used here", code);
 }
 
