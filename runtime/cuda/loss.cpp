@@ -1,6 +1,6 @@
-// Cross entropy and its gradient, a block a row of logits; or in parts, where a rank holds a piece of
-// each row: the part's log-sum-exp and the target's logit, then the loss from all parts. Losses of
-// tokens are added up in a fixed order. Tested by tests/gpu/kernels_gpu_test.cpp.
+// Cross entropy and its gradient, a block a row of logits; or in parts, where a rank holds a piece
+// of each row: the part's log-sum-exp and the target's logit, then the loss from all parts. Losses
+// of tokens are added up in a fixed order. Tested by tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/loss.h"
 
 #include "runtime/cuda/room.h"

@@ -1,5 +1,5 @@
-// See loss.h. Memory-bound: rows are read once, in 16-byte accesses wherever they begin; sums run in the
-// order of threads.
+// See loss.h. Memory-bound: rows are read once, in 16-byte accesses wherever they begin; sums run
+// in the order of threads.
 #include "runtime/cuda/loss.h"
 
 #include "runtime/cuda/walk_code.h"
@@ -29,8 +29,8 @@ PLANC_KERNEL(kThreads, 4) countValid(CountValidArgs a) {
 template <class T>
 constexpr int kWidth = sizeof(T) == 8 ? 2 : kVector;
 
-// Where a row of `n` elements that lie side by side has its vectors: `head` elements are before the first.
-// What is left over at both ends are strays.
+// Where a row of `n` elements that lie side by side has its vectors: `head` elements are before the
+// first. What is left over at both ends are strays.
 template <int V>
 struct RowCut {
   int64_t head, vectors, n;
@@ -111,9 +111,9 @@ PLANC_KERNEL(kThreads, sizeof(T) == 8 ? 1 : 2) logits(LogSumExpArgs a) {
   else storeOne(a.picked, at[3], x);
 }
 
-// Occupancy: 3 blocks of 16 warps (40 registers a thread).
+// Occupancy: 2 blocks of 16 warps (64 registers a thread).
 template <class T>
-PLANC_KERNEL(kThreads, 3) crossEntropyGrad(CrossEntropyGradArgs a) {
+PLANC_KERNEL(kThreads, 2) crossEntropyGrad(CrossEntropyGradArgs a) {
   int64_t at[4];
   locate(a.rows, blockIdx.x, at);
   T weight = T(perToken(a.scale, a.count) * loadOne<double>(a.dloss, 0));
@@ -127,8 +127,8 @@ PLANC_KERNEL(kThreads, 3) crossEntropyGrad(CrossEntropyGradArgs a) {
     return place == target ? d - weight : d;
   };
   constexpr int V = kWidth<T>;
-  bool isVector = a.row.isAligned && a.row.stride == 1 && a.toStride == 1 &&
-                  (at[0] - at[3]) % V == 0;
+  bool isVector =
+      a.row.isAligned && a.row.stride == 1 && a.toStride == 1 && (at[0] - at[3]) % V == 0;
   RowCut<V> cut(at[0], a.row.size, isVector);
   for (int64_t i = threadIdx.x; i < cut.vectors; i += blockDim.x) {
     int64_t place = cut.head + i * V;

@@ -1,8 +1,8 @@
 // Cross-entropy: a block a row of logits.
 #pragma once
 
-#include "runtime/cuda/walk.h"
 #include "runtime/cuda/kernel.h"
+#include "runtime/cuda/walk.h"
 
 namespace planc::cuda {
 
@@ -21,15 +21,15 @@ struct LogitRow {
   bool isAligned;  // memory begins at a multiple of 16 bytes
 };
 
-// Each row's log-sum-exp, and of its target either the loss (double, 0 where there is none) or the logit
-// (0 where it is not here).
+// Each row's log-sum-exp, and of its target either the loss (double, 0 where there is none) or the
+// logit (0 where it is not here).
 struct LogSumExpArgs {
   ConstRef logits;
   const int32_t* targets;
   Ref lse, picked;
   double* losses;  // null: `picked` is wanted
   LogitRow row;
-  Walk<4> rows;    // {logits, targets, lse, picked}
+  Walk<4> rows;  // {logits, targets, lse, picked}
 };
 extern const Kernel<LogSumExpArgs> kLogitsF32, kLogitsF64;
 
@@ -39,9 +39,9 @@ struct CrossEntropyGradArgs {
   const int32_t *targets, *count;
   Ref dlogits;
   double scale;
-  LogitRow row;         // of logits
-  int64_t toStride;     // dlogits' from element to element
-  Walk<4> rows;         // {logits, targets, lse, dlogits}
+  LogitRow row;      // of logits
+  int64_t toStride;  // dlogits' from element to element
+  Walk<4> rows;      // {logits, targets, lse, dlogits}
 };
 extern const Kernel<CrossEntropyGradArgs> kCrossEntropyGradF32, kCrossEntropyGradF64;
 

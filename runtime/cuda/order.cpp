@@ -36,7 +36,8 @@ KeyChunks Order::chunksOf(const int32_t* keys, int32_t* counts) const {
 
 void Order::count(Shared& shared, const KeyChunks& chunks, int32_t* begins) const {
   uint32_t blocks = uint32_t(groups_ * chunks_);
-  shared.launch(kCountKeys, {.x = blocks, .threads = 32, .sharedBytes = sharedBytes(bins_)}, chunks);
+  shared.launch(kCountKeys, {.x = blocks, .threads = 32, .sharedBytes = sharedBytes(bins_)},
+                chunks);
   AddCountsArgs add{};
   add.counts = chunks.counts;
   add.chunks = chunks_;
@@ -48,9 +49,9 @@ void Order::count(Shared& shared, const KeyChunks& chunks, int32_t* begins) cons
 }
 
 void Order::launchPlaces(Shared& shared, const PlaceArgs& args) const {
-  shared.launch(kPlace,
-                {.x = uint32_t(groups_ * chunks_), .threads = 32, .sharedBytes = sharedBytes(bins_)},
-                args);
+  shared.launch(
+      kPlace, {.x = uint32_t(groups_ * chunks_), .threads = 32, .sharedBytes = sharedBytes(bins_)},
+      args);
 }
 
 void Order::placeInBins(Shared& shared, const int32_t* keys, int32_t* counts,

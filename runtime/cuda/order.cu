@@ -1,5 +1,5 @@
-// See order.h. Bound by latency: a warp walks its chunk 32 items at a time, whose equal digits find each
-// other by ballots.
+// See order.h. Bound by latency: a warp walks its chunk 32 items at a time, whose equal digits find
+// each other by ballots.
 #include "runtime/cuda/order.h"
 
 #include "runtime/cuda/walk_code.h"
@@ -24,8 +24,7 @@ PLANC_DEVICE int32_t digitOf(const KeyChunks& a, int64_t item, int64_t end) {
 }
 // The chunk's counters: in shared memory where they fit, else in their place in memory.
 PLANC_DEVICE int32_t* countersOf(const KeyChunks& a) {
-  return a.bins <= kSharedBins ? &sharedMemory<int32_t>()
-                               : a.counts + int64_t(blockIdx.x) * a.bins;
+  return a.bins <= kSharedBins ? &sharedMemory<int32_t>() : a.counts + int64_t(blockIdx.x) * a.bins;
 }
 
 PLANC_KERNEL(kWarp, 16) countKeys(KeyChunks a) {

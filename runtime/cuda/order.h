@@ -1,6 +1,7 @@
-// Items in order of their keys, those of one key as they came: a counting sort. Items are cut in chunks,
-// each walked by a warp in order: one pass counts keys by chunk, the counts are added up before each
-// chunk, and a second pass hands out places. So the order does not depend on which warp is first.
+// Items in order of their keys, those of one key as they came: a counting sort. Items are cut in
+// chunks, each walked by a warp in order: one pass counts keys by chunk, the counts are added up
+// before each chunk, and a second pass hands out places. So the order does not depend on which warp
+// is first.
 #pragma once
 
 #include "runtime/cuda/kernel.h"
@@ -19,10 +20,10 @@ struct KeyChunks {
   int64_t perGroup, perChunk;  // items
   int32_t chunks;              // of a group
   int32_t bins, shift, mask;
-  int32_t* counts;             // [group, chunk, bin]
+  int32_t* counts;  // [group, chunk, bin]
 };
-// Makes of each chunk's counts the places where its items of each bin begin: within their group, or with
-// `begins` in the order of bins, where each bin begins and the last one's end.
+// Makes of each chunk's counts the places where its items of each bin begin: within their group, or
+// with `begins` in the order of bins, where each bin begins and the last one's end.
 struct AddCountsArgs {
   int32_t* counts;
   int32_t chunks, bins;

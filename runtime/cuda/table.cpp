@@ -1,6 +1,7 @@
-// Lookup and its gradient. The gradient sorts tokens by entry (order.h) and adds up the rows of each
-// entry; entries that no token has are cleared before. Ids outside the table, or outside the piece of
-// it that this rank holds, read zeros and add nothing. Tested by tests/gpu/kernels_gpu_test.cpp.
+// Lookup and its gradient. The gradient sorts tokens by entry (order.h) and adds up the rows of
+// each entry; entries that no token has are cleared before. Ids outside the table, or outside the
+// piece of it that this rank holds, read zeros and add nothing. Tested by
+// tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/table.h"
 
 #include <bit>
@@ -78,8 +79,7 @@ KernelOr prepareLookupGrad(const Op& op, Shared& shared) {
   int64_t digits = std::max<int64_t>(1, (keyBits + kDigitBits - 1) / kDigitBits);
   int64_t digitBits = std::max<int64_t>(1, (keyBits + digits - 1) / digits);
   Order order(1, shape.count, int64_t(1) << digitBits);
-  int64_t perPiece =
-      std::clamp((shape.count + kPieces - 1) / kPieces, kLeastPiece, kMostPiece);
+  int64_t perPiece = std::clamp((shape.count + kPieces - 1) / kPieces, kLeastPiece, kMostPiece);
   int64_t pieces = blocksFor(shape.count, perPiece);
   if (shape.elements > 65535 * int64_t(kSumThreads))
     return unsupported(op, "a row of " + llvm::Twine(shape.elements) + " elements");

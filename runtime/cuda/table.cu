@@ -1,5 +1,5 @@
-// See table.h. Memory-bound: 16-byte accesses where rows lie so. A table's row is the sum of its tokens'
-// in their order, cut at fixed places: the same in every run.
+// See table.h. Memory-bound: 16-byte accesses where rows lie so. A table's row is the sum of its
+// tokens' in their order, cut at fixed places: the same in every run.
 #include "runtime/cuda/table.h"
 
 #include "runtime/cuda/walk_code.h"
@@ -65,8 +65,8 @@ PLANC_DEVICE T* partialOf(const LookupGradArgs& a, int64_t piece, bool goesOn, i
   return static_cast<T*>(a.partial) + (2 * piece + (goesOn ? 1 : 0)) * a.elements + element;
 }
 
-// Blocks: pieces (x) by elements (y). Occupancy: 5 blocks of 4 warps (96 registers a thread), each thread
-// with 4 rows under way.
+// Blocks: pieces (x) by elements (y). Occupancy: 5 blocks of 4 warps (96 registers a thread), each
+// thread with 4 rows under way.
 template <class T, int V>
 PLANC_KERNEL(kSumThreads, 5) sumPieces(LookupGradArgs a) {
   auto* offsets = &sharedMemory<int64_t>();  // of the piece's tokens

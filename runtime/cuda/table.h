@@ -1,8 +1,8 @@
 // Rows of tables, and their gradients.
 #pragma once
 
-#include "runtime/cuda/walk.h"
 #include "runtime/cuda/kernel.h"
+#include "runtime/cuda/walk.h"
 
 namespace planc::cuda {
 
@@ -36,8 +36,9 @@ struct TokenKeysArgs {
 };
 extern const Kernel<TokenKeysArgs> kTokenKeys;
 
-// Adds up the rows of tokens that are sorted by their entries. The sorted tokens are cut in pieces; where
-// one entry's tokens lie in several, `pieces` leaves their sums in `partial` and `ends` adds those.
+// Adds up the rows of tokens that are sorted by their entries. The sorted tokens are cut in pieces;
+// where one entry's tokens lie in several, `pieces` leaves their sums in `partial` and `ends` adds
+// those.
 struct LookupGradArgs {
   ConstRef dy;
   Ref table;
@@ -49,7 +50,7 @@ struct LookupGradArgs {
   int64_t elements;  // of a row
   int64_t stride;    // from entry to entry of the table
   bool adds;
-  void* partial;     // [piece, begins before it or goes on behind it, element]
+  void* partial;  // [piece, begins before it or goes on behind it, element]
 };
 extern const Kernel<LookupGradArgs> kSumPiecesVectorF32, kSumPiecesF32, kSumPiecesF64;
 extern const Kernel<LookupGradArgs> kSumEndsVectorF32, kSumEndsF32, kSumEndsF64;

@@ -14,7 +14,7 @@ template <int N>
 struct Walk {
   static constexpr int kLoops = 8;
   int loops = 1;
-  int64_t size[kLoops] = {1};        // outermost first
+  int64_t size[kLoops] = {1};  // outermost first
   int64_t stride[kLoops][N] = {};
 
   // False when the space has too many loops.

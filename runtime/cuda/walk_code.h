@@ -34,8 +34,8 @@ PLANC_DEVICE double expOf(double x) { return exp(x); }
 PLANC_DEVICE float logOf(float x) { return logf(x); }
 PLANC_DEVICE double logOf(double x) { return log(x); }
 
-// The sum of the threads before this one in its block; `total` that of all. `scratch`: shared, one element
-// a warp; free again behind it.
+// The sum of the threads before this one in its block; `total` that of all. `scratch`: shared, one
+// element a warp; free again behind it.
 template <class T>
 PLANC_DEVICE T blockSumBefore(T x, T* scratch, T& total) {
   T sum = x;

@@ -176,7 +176,8 @@ bool helpOthers(const Core& waiting) {
   {
     std::lock_guard lock(cores().mutex);
     for (const auto& weak : cores().list)
-      if (auto core = weak.lock(); core != nullptr && core.get() != &waiting) others.push_back(core);
+      if (auto core = weak.lock(); core != nullptr && core.get() != &waiting)
+        others.push_back(core);
   }
   bool any = false;
   for (const auto& core : others) {

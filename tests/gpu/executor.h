@@ -1,5 +1,6 @@
-// What a fake GPU has to do: work, and what each piece of it comes behind. What may run next is chosen
-// by the mode. One `Core` is the inner side of one GPU, which its driver and its messages share.
+// What a fake GPU has to do: work, and what each piece of it comes behind. What may run next is
+// chosen by the mode. One `Core` is the inner side of one GPU, which its driver and its messages
+// share.
 #pragma once
 
 #include <functional>

@@ -1,7 +1,7 @@
-// A machine with GPUs that are made of CPU memory: it implements runtime/cuda/gpu.h, so that a program
-// that links tests/gpu instead of CUDA runs on it. Work is enqueued, and done only when somebody asks
-// whether an event is done; among all that may run then, the mode chooses what the program expects
-// least. So a wait that is missing shows as a wrong result. Tests choose here.
+// A machine with GPUs that are made of CPU memory: it implements runtime/cuda/gpu.h, so that a
+// program that links tests/gpu instead of CUDA runs on it. Work is enqueued, and done only when
+// somebody asks whether an event is done; among all that may run then, the mode chooses what the
+// program expects least. So a wait that is missing shows as a wrong result. Tests choose here.
 #pragma once
 
 #include <cstdint>

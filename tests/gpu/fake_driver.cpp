@@ -1,6 +1,6 @@
-// Streams, events and graphs as CUDA has them. A stream is what its next piece of work comes behind;
-// a stream that waits for an event of a graph in the making becomes part of that graph. Tested by
-// tests/gpu/fake_test.cpp.
+// Streams, events and graphs as CUDA has them. A stream is what its next piece of work comes
+// behind; a stream that waits for an event of a graph in the making becomes part of that graph.
+// Tested by tests/gpu/fake_test.cpp.
 #include "tests/gpu/fake_driver.h"
 
 #include <chrono>

@@ -68,7 +68,8 @@ bool isFence(const std::byte* at) {
 
 DeviceMemory::DeviceMemory(int64_t bytes, bool isProtected)
     : room_(bytes), isProtected_(isProtected) {
-  // Allocations are counted without their fences: twice the room is enough for all but the smallest.
+  // Allocations are counted without their fences: twice the room is enough for all but the
+  // smallest.
   range_ = size_t(2 * bytes + (64 << 20));
   void* memory = mmap(nullptr, range_, isProtected ? PROT_NONE : PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -117,7 +118,8 @@ std::byte* DeviceMemory::allocate(int64_t bytes) {
 }
 
 std::byte* DeviceMemory::allocateHost(int64_t bytes) {
-  pinned_.push_back(std::make_unique<std::byte[]>(size_t(bytes + kFence + kAlign)));
+  pinned_.push_back(
+      std::make_unique_for_overwrite<std::byte[]>(size_t(bytes + kFence + kAlign)));
   auto* at = reinterpret_cast<std::byte*>(
       roundUp(reinterpret_cast<intptr_t>(pinned_.back().get())));
   std::memset(at + bytes, kFenceByte, kFence);
