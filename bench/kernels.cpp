@@ -1,16 +1,19 @@
 // Speed of single kernels at the shapes of two small GPTs: "cpu" (width 128, 64 positions, batch
-// 12) and "char" (width 384, 256 positions, batch 8). Products report GFLOP/s, sweeps GB/s.
+// 12) and "char" (width 384, 256 positions, batch 8); with --device=cuda at those of a layer of Llama 3
+// 8B, in bf16. Products report GFLOP/s, sweeps GB/s.
 //
-//   kernels_bench --benchmark_filter='attend.*' [--threads=N]
+//   kernels_bench --benchmark_filter='attend.*' [--threads=N] [--device=cuda]
 #include <benchmark/benchmark.h>
 
 #include "llvm/ADT/StringExtras.h"
-#include "runtime/device.h"
+#include "llvm/Support/raw_ostream.h"
+#include "runtime/host_bytes.h"
 
 namespace planc {
 namespace {
 
 int threads = 0;
+bool isGpu = false;
 
 // "f[batch 8, seq 256]" (f32), "h[...]" (bf16), "i[...]" (i32, below 65).
 Type parseType(llvm::StringRef text) {
@@ -97,6 +100,43 @@ std::vector<Row> rows() {
   };
 }
 
+// A sequence of 4096 tokens.
+std::vector<Row> gpuRows() {
+  using K = OpKind;
+  constexpr double kTokens = 4096, kWidth = 4096, kFfn = 14336, kVocab = 128256;
+  double scores = 2.0 * 32 * kTokens * kTokens * 128;  // of the two halves that causal leaves, one
+  Attrs attend = {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "g"}, {"causal", int64_t{1}}};
+  const char *x = "h[s 4096, m 4096]", *up = "h[s 4096, f 14336]", *row = "f[s 4096]";
+  const char *heads = "h[s 4096, h 32, w 128]", *keys = "h[s 4096, g 8, w 128]";
+  const char *table = "h[v 128256, m 4096]", *logits = "h[s 4096, v 128256]";
+  const char *weight = "f[a 4096, c 14336]", *lse = "f[s 4096, h 32]";
+  return {
+      {"gemm/project", K::Einsum, {x, "h[m 4096, h 32, w 128]"}, {heads}, {}, 2 * kTokens * kWidth
+       * kWidth},
+      {"gemm/up", K::Einsum, {x, "h[m 4096, f 14336]"}, {up}, {}, 2 * kTokens * kWidth * kFfn},
+      {"gemm/down", K::Einsum, {up, "h[f 14336, m 4096]"}, {x}, {}, 2 * kTokens * kWidth * kFfn},
+      {"gemm/up_grad", K::Einsum, {up, "h[m 4096, f 14336]"}, {x}, {}, 2 * kTokens * kWidth * kFfn},
+      {"gemm/up_weight", K::Einsum, {x, up}, {"h[m 4096, f 14336]"}, {}, 2 * kTokens * kWidth
+       * kFfn},
+      {"gemm/head", K::Einsum, {x, table}, {logits}, {}, 2 * kTokens * kWidth * kVocab},
+      {"attend/causal", K::Attend, {heads, keys, keys}, {heads, lse}, attend, scores},
+      {"attend_grad/causal", K::AttendGrad, {heads, keys, keys, heads, lse, heads}, {heads, keys,
+       keys}, attend, 2.5 * scores},
+      {"silu/forward", K::Silu, {up}, {up}},
+      {"fused/gate", K::Fused, {up, up}, {up}, {}, 0, {K::Silu, K::Mul}},
+      {"norm/forward", K::Norm, {x}, {x, row}, {{"over", "m"}}},
+      {"norm/grad", K::NormGrad, {x, x, row}, {x}, {{"over", "m"}}},
+      {"rope/half", K::Rope, {heads}, {heads}, {{"seq", "s"}, {"by", "w"}, {"style", "half"},
+       {"theta", 500000.0}}},
+      {"cross_entropy/forward", K::CrossEntropy, {logits, "i[s 4096]", "i[]"}, {"f[]", row},
+       {{"over", "v"}}},
+      {"table/lookup", K::Lookup, {table, "i[s 4096]"}, {x}, {{"over", "v"}}},
+      {"step/sum_squares", K::SumSquares, {weight}, {"f[]"}},
+      {"step/adamw", K::AdamW, {weight, weight, weight, weight, "f[]", "f[]", "i[]"}, {weight,
+       weight, weight}, {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"decay", 0.1}}},
+  };
+}
+
 Op* build(const Row& row, Module& module) {
   Block* block = module.addFunction("f")->body.get();
   llvm::SmallVector<Value*, 8> operands;
@@ -135,7 +175,8 @@ void fill(const Type& type, std::byte* at, uint32_t seed) {
 void run(benchmark::State& state, const Row& row) {
   Module module;
   Op* op = build(row, module);
-  auto device = makeCpuDevice(threads);
+  std::unique_ptr<Device> device =
+      isGpu ? llvm::cantFail(makeCudaDevice(0)) : makeCpuDevice(threads);
   std::vector<Type> types;
   for (Value* value : op->operands()) types.push_back(value->type);
   for (Value* value : op->results()) types.push_back(value->type);
@@ -148,7 +189,9 @@ void run(benchmark::State& state, const Row& row) {
   std::vector<const void*> in;
   std::vector<void*> out;
   for (size_t i = 0; i < types.size(); ++i) {
-    fill(types[i], arena, uint32_t(i));
+    HostBytes host = HostBytes::blank(*device, arena, types[i].bytes());
+    fill(types[i], host.data(), uint32_t(i));
+    host.store();
     if (i < op->operands().size()) {
       in.push_back(arena);
     } else {
@@ -157,12 +200,18 @@ void run(benchmark::State& state, const Row& row) {
     arena += (types[i].bytes() + 127) / 64 * 64;
   }
   std::unique_ptr<Kernel> kernel = llvm::cantFail(device->prepare(*op));
-  for (auto _ : state) kernel->run({}, in.data(), out.data());
+  llvm::cantFail(device->finishPreparing());
+  // To wait for a GPU takes some microseconds, which several runs share.
+  int runs = isGpu ? 20 : 1;
+  for (auto _ : state) {
+    for (int i = 0; i < runs; ++i) kernel->run({}, in.data(), out.data());
+    llvm::cantFail(device->finish());
+  }
   auto rate = benchmark::Counter::kIsIterationInvariantRate;
   if (row.flops > 0) {
-    state.counters["GFLOP/s"] = benchmark::Counter(row.flops * 1e-9, rate);
+    state.counters["GFLOP/s"] = benchmark::Counter(runs * row.flops * 1e-9, rate);
   } else {
-    state.counters["GB/s"] = benchmark::Counter(double(bytes) * 1e-9, rate);
+    state.counters["GB/s"] = benchmark::Counter(runs * double(bytes) * 1e-9, rate);
   }
 }
 
@@ -174,8 +223,15 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     llvm::StringRef arg = argv[i];
     if (arg.consume_front("--threads=")) planc::threads = std::atoi(arg.data());
+    planc::isGpu |= arg == "--device=cuda";
   }
-  for (const planc::Row& row : planc::rows()) {
+  if (planc::isGpu)
+    if (auto gpus = planc::countGpus(); !gpus || *gpus == 0) {
+      llvm::errs() << "kernels_bench: "
+                   << (gpus ? "there is no GPU here" : llvm::toString(gpus.takeError())) << '\n';
+      return 1;
+    }
+  for (const planc::Row& row : planc::isGpu ? planc::gpuRows() : planc::rows()) {
     benchmark::RegisterBenchmark(row.name,
                                  [row](benchmark::State& state) { planc::run(state, row); })
         ->UseRealTime()

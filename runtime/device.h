@@ -100,5 +100,6 @@ std::unique_ptr<Device> makeCpuDevice(int threads, Coordinates rank = {});
 // The GPU of this number; an error in one line where there is none, or planc was built without them. It
 // belongs to the thread that makes it.
 llvm::Expected<std::unique_ptr<Device>> makeCudaDevice(int gpu, Coordinates rank = {});
+llvm::Expected<int> countGpus();
 
 }  // namespace planc

@@ -50,10 +50,18 @@ cl::opt<std::string> dataPath("data", cl::desc("Training data: text (bytes), .bi
                               cl::value_desc("FILE"), cl::cat(category), cl::sub(runCommand));
 cl::opt<long long> steps("steps", cl::init(100), cl::desc("Train up to this step (100)"),
                          cl::value_desc("N"), cl::cat(category), cl::sub(runCommand));
-cl::opt<std::string> deviceName("device", cl::init("cpu"), cl::desc("cpu"), cl::value_desc("NAME"),
-                                cl::cat(category), cl::sub(runCommand), cl::sub(evalCommand));
-cl::opt<std::string> commName("comm", cl::init("threads"),
-                              cl::desc("What ranks are: threads, or mpi: processes of mpirun"),
+cl::opt<std::string> deviceName("device", cl::init("cpu"), cl::desc("cpu, or cuda: a GPU a rank"),
+                                cl::value_desc("NAME"), cl::cat(category), cl::sub(runCommand),
+                                cl::sub(evalCommand), cl::sub(verifyCommand));
+cl::opt<bool> noGraph("no-graph", cl::desc("Enqueue every op of every step, instead of replaying one "
+                                           "step's graph (cuda)"),
+                      cl::cat(category), cl::sub(runCommand));
+cl::opt<std::string> commName("comm",
+                              cl::desc("What ranks are: threads of this process (the default on "
+                                       "CPUs); mpi: processes of mpirun; tcp: processes that RANK, "
+                                       "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or Slurm, tell of; "
+                                       "nccl (the default on GPUs): any of these, with messages "
+                                       "between GPUs"),
                               cl::value_desc("NAME"), cl::cat(category), cl::sub(runCommand),
                               cl::sub(evalCommand), cl::sub(verifyCommand));
 cl::opt<int> threads(
@@ -237,33 +245,18 @@ llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data)
   return llvm::Error::success();
 }
 
-// One rank's device and session.
-struct Rank {
-  std::unique_ptr<Device> device;
-  std::unique_ptr<Session> session;
-};
-
-llvm::Expected<Rank> makeRank(const Planx& planx, Communicator& comm) {
-  int share = std::max(1, int(std::thread::hardware_concurrency()) / comm.size());
-  Rank rank;
-  rank.device =
-      makeCpuDevice(threads > 0 ? int(threads) : share, Coordinates(planx.grid(), comm.rank()));
-  auto session = Session::create(planx.roles, *rank.device, comm);
-  if (!session) return session.takeError();
-  rank.session = std::move(*session);
-  return rank;
-}
-
-llvm::Error runOn(Communicator& comm, const Planx& planx) {
+llvm::Error runOn(Rank& rank, const Planx& planx) {
+  Communicator& comm = rank.comm();
   auto prepare = [] {
     return saveFolder.empty() ? llvm::Error::success() : Session::prepareFolder(saveFolder);
   };
   if (llvm::Error error = onFirst(comm, prepare)) return error;
   auto data = agree(comm, TokenFile::open(dataPath));
   if (!data) return data.takeError();
-  auto rank = makeRank(planx, comm);
-  if (!rank) return rank.takeError();
-  Session& session = *rank->session;
+  auto made = Session::create(planx.roles, rank.device(), comm);
+  if (!made) return made.takeError();
+  Session& session = **made;
+  session.setRecording(!noGraph);
   if (llvm::Error error =
           comm.agree(data->check(session.positions(), session.vocab(), comm.rank(), comm.size())))
     return error;
@@ -278,28 +271,41 @@ llvm::Error runOn(Communicator& comm, const Planx& planx) {
 }
 
 // The program, for as many ranks as there are processes.
-llvm::Expected<Planx> openFor(Communicator* mpi) {
-  if (!mpi) return open(input);
-  auto planx = agree(*mpi, open(input));
+llvm::Expected<Planx> openFor(Communicator* process) {
+  if (!process) return open(input);
+  auto planx = agree(*process, open(input));
   if (!planx) return planx.takeError();
   int64_t ranks = planx->grid().ranks();
-  if (mpi->size() != ranks)
+  if (process->size() != ranks)
     return failure("'" + input + "' is for " + llvm::Twine(ranks) +
-                   " ranks, and the processes are " + llvm::Twine(mpi->size()) + ": mpirun -n " +
-                   llvm::Twine(ranks) + " planrun ... --comm mpi");
+                   " ranks, and the processes are " + llvm::Twine(process->size()) + ": start as many, or compile it for another --grid");
   return planx;
+}
+
+// In `verify` ranks wait for the one that runs the model.
+std::chrono::seconds patience() {
+  return std::chrono::seconds(verifyCommand && timeout.getNumOccurrences() == 0 ? 3600
+                                                                                : int(timeout));
+}
+
+RankOptions rankOptions(const Communicator* process) {
+  return {deviceName, process != nullptr, threads, patience()};
 }
 
 // Runs `body` on every rank of the program that this process has.
 template <class F>
-Exit onRanks(Communicator* mpi, F&& body) {
-  auto planx = openFor(mpi);
+Exit onRanks(Communicator* process, F&& body) {
+  auto planx = openFor(process);
   if (!planx) return fail(planx.takeError());
-  return runRanks(kTool, mpi, planx->grid().ranks(), std::chrono::seconds(timeout),
-                  [&](Communicator& comm) -> llvm::Error { return body(comm, *planx); });
+  return runRanks(kTool, process, planx->grid().ranks(), std::chrono::seconds(timeout),
+                  [&](Communicator& comm) -> llvm::Error {
+                    auto rank = Rank::make(planx->grid(), comm, rankOptions(process));
+                    if (!rank) return rank.takeError();
+                    return body(*rank, *planx);
+                  });
 }
 
-Exit run(Communicator* mpi) {
+Exit run(Communicator* process) {
   if (dataPath.empty()) return fail("--data FILE is needed", kUsage);
   if (steps < 1 || steps > kMaxStep)
     return fail("--steps takes a number from 1 to 2147483647", kUsage);
@@ -316,36 +322,30 @@ Exit run(Communicator* mpi) {
   if (isSameFile(logPath, tracePath)) return fail("--log and --trace name the same file", kUsage);
   if (saveEvery < 0 || (saveEvery > 0 && saveFolder.empty()))
     return fail("--save-every takes a number from 1, with --save DIR", kUsage);
-  return onRanks(mpi, [](Communicator& comm, const Planx& planx) { return runOn(comm, planx); });
+  return onRanks(process, runOn);
 }
 
-Exit evaluate(Communicator* mpi) {
+Exit evaluate(Communicator* process) {
   if (isSameFile(output, input) || isSameFile(output, tensorsPath))
     return fail("'" + output + "' would be overwritten, and is read", kUsage);
-  return onRanks(mpi, [](Communicator& comm, const Planx& planx) -> llvm::Error {
-    auto rank = makeRank(planx, comm);
-    if (!rank) return rank.takeError();
-    return rank->session->evaluate(tensorsPath, output);
+  return onRanks(process, [](Rank& rank, const Planx& planx) -> llvm::Error {
+    auto session = Session::create(planx.roles, rank.device(), rank.comm());
+    if (!session) return session.takeError();
+    return (*session)->evaluate(tensorsPath, output);
   });
 }
 
-// In `verify` ranks wait for the one that runs the model.
-std::chrono::seconds patience() {
-  return std::chrono::seconds(verifyCommand && timeout.getNumOccurrences() == 0 ? 3600
-                                                                                : int(timeout));
-}
-
-Exit verify(Communicator* mpi) {
+Exit verify(Communicator* process) {
   if (verifySteps < 1 || verifySteps > 1000)
     return fail("--steps takes a number from 1 to 1000", kUsage);
   if (bound.getNumOccurrences() > 0 && !(bound > 0 && std::isfinite(bound)))
     return fail("--bound takes a number above 0", kUsage);
   if (verifyPrecision != "f64" && verifyPrecision != "plan")
     return fail("--precision takes f64 or plan", kUsage);
-  auto planx = openFor(mpi);
+  auto planx = openFor(process);
   if (!planx) return fail(planx.takeError());
-  return planc::verify(kTool, input, *planx, mpi,
-                       {verifySteps, verifyPrecision == "plan", bound, json, patience()});
+  return planc::verify(kTool, input, *planx, process,
+                       {verifySteps, verifyPrecision == "plan", bound, json, rankOptions(process)});
 }
 
 }  // namespace
@@ -361,24 +361,22 @@ int main(int argc, char** argv) {
   if (!runCommand && !evalCommand && !verifyCommand)
     return fail("which command? 'planrun --help' lists them", kUsage);
   if (timeout < 1) return fail("--timeout takes a number from 1", kUsage);
-  // Processes that an MPI starts would each run all ranks and write the same files.
-  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
-    if (const char* text = std::getenv(size); text && commName != "mpi" && std::atoi(text) > 1)
-      return fail(llvm::StringRef(text) + " processes were started, and each would run all ranks: "
-                  "add --comm mpi", kUsage);
-  if (commName != "threads" && commName != "mpi")
-    return fail("there is no communicator '" + commName + "' here; there are: threads, mpi",
-                kUsage);
-  std::unique_ptr<Communicator> mpi;
-  if (commName == "mpi") {
-    auto made = makeMpiCommunicator(patience());
-    if (!made) return fail(made.takeError());
-    mpi = std::move(*made);
-    isSilent = mpi->rank() != 0;
-  }
   if (threads < 0 || threads > 1024) return fail("--threads takes a number from 0 to 1024", kUsage);
-  if (deviceName != "cpu")
-    return fail("there is no device '" + deviceName + "' here; there is: cpu", kUsage);
-  if (verifyCommand) return verify(mpi.get());
-  return runCommand ? run(mpi.get()) : evaluate(mpi.get());
+  if (deviceName != "cpu" && deviceName != "cuda")
+    return fail("there is no device '" + deviceName + "'; there are: cpu, cuda", kUsage);
+  bool isGpu = deviceName == "cuda";
+  llvm::StringRef comm = commName;
+  if (comm.empty()) comm = isGpu ? "nccl" : "threads";
+  if (comm != "threads" && comm != "mpi" && comm != "tcp" && comm != "nccl")
+    return fail("there is no communicator '" + commName + "'; there are: threads, mpi, tcp, nccl", kUsage);
+  if ((comm == "nccl") != isGpu)
+    return fail(isGpu ? "GPUs send messages by NCCL: leave --comm out, or say nccl"
+                      : "NCCL's messages go between GPUs: add --device cuda", kUsage);
+  if (comm == "threads")
+    if (std::string why = startedApart(); !why.empty()) return fail(why, kUsage);
+  auto process = joinProcesses(comm, patience());
+  if (!process) return fail(process.takeError());
+  isSilent = *process && (*process)->rank() != 0;
+  if (verifyCommand) return verify(process->get());
+  return runCommand ? run(process->get()) : evaluate(process->get());
 }

@@ -2,11 +2,41 @@
 // others ends up in the team's failure. Tested by tests/tools/ranks.test and tests/tools/mpi.test.
 #include "tools/ranks.h"
 
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
+#include "runtime/talk.h"
+
 namespace planc {
 namespace {
+
+// A number that whoever started this process left in its environment.
+std::optional<int> fromEnvironment(llvm::ArrayRef<const char*> names) {
+  for (const char* name : names) {
+    int number = 0;
+    if (const char* text = std::getenv(name); text && !llvm::StringRef(text).getAsInteger(10, number))
+      return number;
+  }
+  return std::nullopt;
+}
+
+// Threads of one process take a GPU each, by rank. A process takes that of its place on its machine,
+// or the only one that it was given.
+llvm::Expected<int> gpuFor(const Communicator& host, bool isProcess) {
+  auto count = countGpus();
+  if (!count) return count.takeError();
+  int wanted = fromEnvironment({"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                "PMI_LOCAL_RANK", "SLURM_LOCALID"})
+                   .value_or(host.rank());
+  if (isProcess && *count == 1) return 0;
+  if (wanted < *count) return wanted;
+  return llvm::createStringError(
+      llvm::inconvertibleErrorCode(),
+      *count == 0 ? "there is no GPU here"
+                  : "there is no GPU for rank %d: it would be number %d, and this process sees %d",
+      host.rank(), wanted, *count);
+}
 
 Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds timeout,
                 llvm::function_ref<llvm::Error(Communicator&)> body) {
@@ -48,11 +78,47 @@ Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds t
 
 }  // namespace
 
-Exit runRanks(llvm::StringRef tool, Communicator* mpi, int64_t ranks,
+llvm::Expected<std::unique_ptr<Communicator>> joinProcesses(llvm::StringRef comm,
+                                                            std::chrono::milliseconds timeout) {
+  bool takesAny = comm == "nccl";
+  if (comm == "mpi" || (takesAny && fromEnvironment({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}).value_or(1) > 1))
+    return makeMpiCommunicator(timeout);
+  return nullptr;
+}
+
+std::string startedApart() {
+  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+    if (int processes = fromEnvironment({size}).value_or(1); processes > 1)
+      return std::to_string(processes) +
+             " processes were started, and each would run all ranks: add --comm mpi";
+  return "";
+}
+
+llvm::Expected<Rank> Rank::make(const Grid& grid, Communicator& host, const RankOptions& options) {
+  Coordinates here(grid, host.rank());
+  Rank rank;
+  rank.host_ = &host;
+  if (options.device == "cpu") {
+    int share = std::max(1, int(std::thread::hardware_concurrency()) / host.size());
+    rank.device_ = makeCpuDevice(options.threads > 0 ? options.threads : share, here);
+    return rank;
+  }
+  auto gpu = agree(host, gpuFor(host, options.isProcess));
+  if (!gpu) return gpu.takeError();
+  auto device = agree(host, makeCudaDevice(*gpu, here));
+  if (!device) return device.takeError();
+  rank.device_ = std::move(*device);
+  auto comm = makeNcclCommunicator(host, *rank.device_, options.timeout);
+  if (!comm) return comm.takeError();
+  rank.own_ = std::move(*comm);
+  return rank;
+}
+
+Exit runRanks(llvm::StringRef tool, Communicator* process, int64_t ranks,
               std::chrono::milliseconds timeout,
               llvm::function_ref<llvm::Error(Communicator&)> body) {
-  if (!mpi) return runThreads(tool, ranks, timeout, body);
-  llvm::Error error = body(*mpi);
+  if (!process) return runThreads(tool, ranks, timeout, body);
+  llvm::Error error = body(*process);
   return error ? fail(tool, llvm::toString(std::move(error))) : kYes;
 }
 

@@ -157,7 +157,7 @@ void print(const VerifyReport& report, const Module& model, const VerifyOptions&
 
 }  // namespace
 
-Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, Communicator* mpi,
+Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, Communicator* process,
             const VerifyCommand& command) {
   bool isWide = !command.ownPrecision;
   std::string fault;
@@ -172,8 +172,8 @@ Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, Communicat
   std::string precision = one->settings.word("precision");
   VerifyOptions options;
   options.steps = command.steps;
-  options.timeout = command.timeout;
-  options.isShared = !mpi;
+  options.timeout = command.ranks.timeout;
+  options.isShared = !process;
   options.bound = command.bound > 0     ? command.bound
                   : precision == "f64"  ? 1e-10
                   : precision == "bf16" ? 3e-2
@@ -183,18 +183,20 @@ Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, Communicat
   bool isEqual = true;
   for (bool activations : {false, true}) {
     options.activations = activations;
-    auto makeDevice = [](const Coordinates& rank) { return makeCpuDevice(1, rank); };
-    auto made = makeVerification(*one, exact.get(), makeDevice, options);
-    if (mpi) made = agree(*mpi, std::move(made));
+    auto made =
+        makeVerification(*one, exact.get(), [] { return makeCpuDevice(1); }, options);
+    if (process) made = agree(*process, std::move(made));
     if (!made) return fail(tool, llvm::toString(made.takeError()));
-    Exit code = runRanks(tool, mpi, ranks, options.timeout, [&](Communicator& comm) {
-      return (*made)->run(planx.roles, comm);
+    Exit code = runRanks(tool, process, ranks, options.timeout, [&](Communicator& comm) -> llvm::Error {
+      auto rank = Rank::make(planx.grid(), comm, command.ranks);
+      if (!rank) return rank.takeError();
+      return (*made)->run(planx.roles, rank->comm(), rank->device());
     });
     if (code != kYes) return code;
     report = (*made)->report();
     isEqual = !report.first();
-    if (mpi) {
-      auto differs = any(*mpi, !isEqual);
+    if (process) {
+      auto differs = any(*process, !isEqual);
       if (!differs) return fail(tool, llvm::toString(differs.takeError()));
       isEqual = !*differs;
     }

@@ -4,6 +4,7 @@
 #include "ir/planx.h"
 #include "runtime/comm.h"
 #include "tools/command.h"
+#include "tools/ranks.h"
 
 namespace planc {
 
@@ -12,11 +13,11 @@ struct VerifyCommand {
   bool ownPrecision = false;  // else f64
   double bound = 0;           // 0: by precision
   bool json = false;
-  std::chrono::milliseconds timeout{60000};
+  RankOptions ranks;
 };
 
-// `mpi`: this process's rank; null where all ranks are threads of it.
-Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, Communicator* mpi,
+// `process`: this process's rank; null where all ranks are threads of it.
+Exit verify(llvm::StringRef tool, llvm::StringRef path, Planx& planx, Communicator* process,
             const VerifyCommand& command);
 
 }  // namespace planc

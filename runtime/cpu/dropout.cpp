@@ -4,7 +4,7 @@
 #include "runtime/random.h"
 
 #include "runtime/cpu/kernels.h"
-#include "runtime/runs.h"
+#include "runtime/whole_index.h"
 
 namespace planc::cpu {
 namespace {
@@ -46,55 +46,6 @@ void chooseFactors(const uint32_t* words, float rate, T scale, T* factor) {
     factor[i] = uniformFloat(words[i]) >= rate ? scale : T(0);
   }
 }
-
-// Where a rank's elements, in memory order, stand in the whole tensor, all dims in their own order.
-struct WholeIndex {
-  // Loops, outermost first; `places` where the steps are no stride.
-  struct Loop {
-    int64_t size, stride;
-    llvm::SmallVector<int64_t, 4> places = {};
-  };
-  llvm::SmallVector<Loop, 4> loops;
-  int64_t first = 0;  // of the rank's first element
-  int64_t run = 1;    // this many elements are neighbours in the whole
-
-  WholeIndex(const Type& type, const Coordinates& rank) {
-    Type whole = type.whole();
-    llvm::SmallVector<Loop, 4> inner;  // innermost first
-    llvm::SmallVector<Dim, 4> dims = memoryDims(type);
-    for (const Dim& dim : llvm::reverse(dims)) {
-      int64_t stride = strideOf(whole, dim.name);
-      Segments segments = rank.segments(dim);
-      if (segments.size() == 1) {
-        inner.push_back({dim.size, stride});  // padding goes on behind the piece
-        first += segments[0].first * stride;
-        continue;
-      }
-      Blocks blocks = blocksOf(segments);
-      inner.push_back({blocks.size, stride});
-      inner.push_back({int64_t(blocks.firsts.size()), 0});
-      for (int64_t begin : blocks.firsts) inner.back().places.push_back(begin * stride);
-    }
-    // Packed rows of other groups are other rows.
-    for (const Dim& dim : type.dims)
-      if (dim.name == type.grouping()) first += rank.index(dim.axes) * whole.elements();
-    for (Loop& loop : inner) {
-      bool isNext = loops.empty() && loop.places.empty() && (loop.stride == run || loop.size == 1);
-      if (isNext) run *= loop.size;
-      else loops.insert(loops.begin(), std::move(loop));
-    }
-  }
-  int64_t at(int64_t index) const {
-    int64_t offset = first + index % run;
-    index /= run;
-    for (const Loop& loop : llvm::reverse(loops)) {
-      int64_t i = index % loop.size;
-      index /= loop.size;
-      offset += loop.places.empty() ? i * loop.stride : loop.places[size_t(i)];
-    }
-    return offset;
-  }
-};
 
 }  // namespace
 

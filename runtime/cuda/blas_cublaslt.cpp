@@ -1,11 +1,41 @@
 // Everything that a product's shape decides is set once: descriptors, layouts, the algorithm. f32 is
 // computed in f32 (no tf32), and sums that are split over k are put together in the compute type, which
 // is deterministic.
+#include <mutex>
+
 #include "llvm/ADT/Twine.h"
 #include "runtime/cuda/cublaslt.h"
+#include "runtime/cuda/library.h"
+
+#define CALLS(CALL) \
+  CALL(cublasLtCreate) \
+  CALL(cublasLtDestroy) \
+  CALL(cublasLtGetStatusString) \
+  CALL(cublasLtMatmul) \
+  CALL(cublasLtMatmulAlgoGetHeuristic) \
+  CALL(cublasLtMatmulDescCreate) \
+  CALL(cublasLtMatmulDescDestroy) \
+  CALL(cublasLtMatmulDescSetAttribute) \
+  CALL(cublasLtMatmulPreferenceCreate) \
+  CALL(cublasLtMatmulPreferenceDestroy) \
+  CALL(cublasLtMatmulPreferenceSetAttribute) \
+  CALL(cublasLtMatrixLayoutCreate) \
+  CALL(cublasLtMatrixLayoutDestroy) \
+  CALL(cublasLtMatrixLayoutSetAttribute)
 
 namespace planc::cuda {
 namespace {
+
+struct Api {
+  CALLS(PLANC_MEMBER)
+};
+Api api;  // of all devices
+
+llvm::Error load() {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  return loadLibrary("libcublasLt.so." PLANC_CUBLAS_VERSION, {CALLS(PLANC_ENTRY)});
+}
 
 cudaDataType_t typeOf(Elem elem) {
   switch (elem) {
@@ -22,13 +52,13 @@ cudaDataType_t typeOf(Elem elem) {
 }
 
 // A handle of the library with its end.
-template <class T, cublasStatus_t (*destroy)(T)>
+template <class T, auto destroy>
 class Owned {
  public:
   Owned() = default;
   Owned(const Owned&) = delete;
   ~Owned() {
-    if (made_) destroy(made_);
+    if (made_) (api.*destroy)(made_);
   }
   T* out() { return &made_; }
   operator T() const { return made_; }
@@ -36,9 +66,9 @@ class Owned {
  private:
   T made_ = nullptr;
 };
-using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+using Operation = Owned<cublasLtMatmulDesc_t, &Api::cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, &Api::cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, &Api::cublasLtMatmulPreferenceDestroy>;
 
 struct Plan : MatmulPlan {
   Operation operation;
@@ -63,7 +93,7 @@ class Calls {
   }
   bool isGood() const { return status_ == CUBLAS_STATUS_SUCCESS; }
   std::string text() const {
-    return std::string("cuBLASLt: ") + call_ + ": " + cublasLtGetStatusString(status_);
+    return std::string("cuBLASLt: ") + call_ + ": " + api.cublasLtGetStatusString(status_);
   }
 
  private:
@@ -73,16 +103,16 @@ class Calls {
 
 void makeLayout(Calls& calls, Layout& layout, Elem elem, int64_t rows, int64_t columns, int64_t ld,
                 int64_t batch, int64_t stride) {
-  calls("a layout", cublasLtMatrixLayoutCreate(layout.out(), typeOf(elem), uint64_t(rows),
+  calls("a layout", api.cublasLtMatrixLayoutCreate(layout.out(), typeOf(elem), uint64_t(rows),
                                                uint64_t(columns), ld));
   if (!calls.isGood() || batch == 1) return;
-  calls.set(cublasLtMatrixLayoutSetAttribute, cublasLtMatrixLayout_t(layout),
+  calls.set(api.cublasLtMatrixLayoutSetAttribute, cublasLtMatrixLayout_t(layout),
             CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, int32_t(batch));
-  calls.set(cublasLtMatrixLayoutSetAttribute, cublasLtMatrixLayout_t(layout),
+  calls.set(api.cublasLtMatrixLayoutSetAttribute, cublasLtMatrixLayout_t(layout),
             CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
 }
 
-std::string text(const MatmulShape& s) {
+std::string sizes(const MatmulShape& s) {
   return std::to_string(s.m) + " x " + std::to_string(s.n) + " x " + std::to_string(s.k) +
          (s.batch > 1 ? ", " + std::to_string(s.batch) + " times" : "");
 }
@@ -94,15 +124,18 @@ llvm::Error error(const llvm::Twine& what) {
 }  // namespace
 
 llvm::Expected<std::unique_ptr<CublasLt>> CublasLt::create() {
+  if (llvm::Error failed = load()) return failed;
   std::unique_ptr<CublasLt> made(new CublasLt);
-  cublasStatus_t status = cublasLtCreate(&made->handle_);
+  cublasStatus_t status = api.cublasLtCreate(&made->handle_);
   if (status != CUBLAS_STATUS_SUCCESS)
-    return error(llvm::Twine("cuBLASLt does not start: ") + cublasLtGetStatusString(status));
+    return error(llvm::Twine("cuBLASLt does not start: ") + api.cublasLtGetStatusString(status));
   return made;
 }
 
+std::string CublasLt::text(cublasStatus_t status) { return api.cublasLtGetStatusString(status); }
+
 CublasLt::~CublasLt() {
-  if (handle_) cublasLtDestroy(handle_);
+  if (handle_) api.cublasLtDestroy(handle_);
 }
 
 llvm::Expected<std::unique_ptr<MatmulPlan>> CublasLt::plan(const MatmulShape& s,
@@ -111,14 +144,14 @@ llvm::Expected<std::unique_ptr<MatmulPlan>> CublasLt::plan(const MatmulShape& s,
   made->isDouble = s.a == Elem::F64;
   Calls calls;
   calls("an operation",
-        cublasLtMatmulDescCreate(made->operation.out(),
+        api.cublasLtMatmulDescCreate(made->operation.out(),
                                  made->isDouble ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                  made->isDouble ? CUDA_R_64F : CUDA_R_32F));
   if (calls.isGood()) {
     cublasLtMatmulDesc_t operation = made->operation;
-    calls.set(cublasLtMatmulDescSetAttribute, operation, CUBLASLT_MATMUL_DESC_TRANSA,
+    calls.set(api.cublasLtMatmulDescSetAttribute, operation, CUBLASLT_MATMUL_DESC_TRANSA,
               int32_t(s.transA ? CUBLAS_OP_T : CUBLAS_OP_N));
-    calls.set(cublasLtMatmulDescSetAttribute, operation, CUBLASLT_MATMUL_DESC_TRANSB,
+    calls.set(api.cublasLtMatmulDescSetAttribute, operation, CUBLASLT_MATMUL_DESC_TRANSB,
               int32_t(s.transB ? CUBLAS_OP_T : CUBLAS_OP_N));
   }
   makeLayout(calls, made->a, s.a, s.transA ? s.k : s.m, s.transA ? s.m : s.k, s.lda, s.batch,
@@ -127,11 +160,11 @@ llvm::Expected<std::unique_ptr<MatmulPlan>> CublasLt::plan(const MatmulShape& s,
              s.strideB);
   makeLayout(calls, made->d, s.d, s.m, s.n, s.ldd, s.batch, s.strideD);
   Preference preference;
-  calls("a preference", cublasLtMatmulPreferenceCreate(preference.out()));
+  calls("a preference", api.cublasLtMatmulPreferenceCreate(preference.out()));
   if (!calls.isGood()) return error(calls.text());
   cublasLtMatmulPreference_t wanted = preference;
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-    calls.set(cublasLtMatmulPreferenceSetAttribute, wanted, attribute, value);
+    calls.set(api.cublasLtMatmulPreferenceSetAttribute, wanted, attribute, value);
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size_t(workspaceBytes));
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -143,10 +176,10 @@ llvm::Expected<std::unique_ptr<MatmulPlan>> CublasLt::plan(const MatmulShape& s,
   cublasLtMatmulHeuristicResult_t best = {};
   int found = 0;
   calls("looking for an algorithm",
-        cublasLtMatmulAlgoGetHeuristic(handle_, made->operation, made->a, made->b, made->d, made->d,
+        api.cublasLtMatmulAlgoGetHeuristic(handle_, made->operation, made->a, made->b, made->d, made->d,
                                        preference, 1, &best, &found));
-  if (!calls.isGood()) return error(calls.text() + " (" + text(s) + ")");
-  if (found == 0) return error("cuBLASLt has no algorithm for a product of " + text(s));
+  if (!calls.isGood()) return error(calls.text() + " (" + sizes(s) + ")");
+  if (found == 0) return error("cuBLASLt has no algorithm for a product of " + sizes(s));
   made->algorithm = best.algo;
   made->workspaceBytes = best.workspaceSize;
   return made;
@@ -159,7 +192,7 @@ cublasStatus_t CublasLt::run(cudaStream_t stream, const MatmulPlan& which, const
   float oneFloat = 1, betaFloat = float(beta);
   const void* alphaAt = plan.isDouble ? static_cast<const void*>(&one) : &oneFloat;
   const void* betaAt = plan.isDouble ? static_cast<const void*>(&beta) : &betaFloat;
-  return cublasLtMatmul(handle_, plan.operation, alphaAt, a, plan.a, b, plan.b, betaAt, d, plan.d,
+  return api.cublasLtMatmul(handle_, plan.operation, alphaAt, a, plan.a, b, plan.b, betaAt, d, plan.d,
                         d, plan.d, &plan.algorithm, workspace, plan.workspaceBytes, stream);
 }
 

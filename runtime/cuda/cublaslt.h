@@ -4,6 +4,7 @@
 #include <cublasLt.h>
 
 #include <memory>
+#include <string>
 
 #include "runtime/cuda/gpu.h"
 
@@ -19,6 +20,7 @@ class CublasLt {
                                                    int alignment);
   cublasStatus_t run(cudaStream_t stream, const MatmulPlan& plan, const void* a, const void* b,
                      void* d, double beta, void* workspace);
+  static std::string text(cublasStatus_t status);
 
  private:
   CublasLt() = default;

@@ -292,6 +292,8 @@ void CudaDevice::replay() {
 
 namespace planc {
 
+llvm::Expected<int> countGpus() { return cuda::countGpus(); }
+
 llvm::Expected<std::unique_ptr<Device>> makeCudaDevice(int gpu, Coordinates rank) {
   auto driver = cuda::openGpu(gpu);
   if (!driver) return driver.takeError();

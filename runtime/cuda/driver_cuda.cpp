@@ -72,7 +72,7 @@ class CudaDriver : public Driver {
     if (!failure_.empty()) return;
     cublasStatus_t status = blas_->run(raw(stream), plan, a, b, d, beta, workspace);
     if (status != CUBLAS_STATUS_SUCCESS)
-      keep(std::string("cublasLtMatmul: ") + cublasLtGetStatusString(status));
+      keep("cublasLtMatmul: " + blas_->text(status));
   }
 
   // Of this thread only: other ranks may be threads of this process.
@@ -231,6 +231,8 @@ llvm::Expected<int> countGpus() {
   cudaError_t code = cudaGetDeviceCount(&count);
   if (code == cudaSuccess) return count;
   if (code == cudaErrorNoDevice) return 0;
+  if (code == cudaErrorInsufficientDriver)
+    return failed("no GPU can be used here: the NVIDIA driver is missing, or too old", code);
   return failed("no GPU can be used here", code);
 }
 

@@ -97,6 +97,7 @@ llvm::Error error(const llvm::Twine& what) {
 
 // All ranks' GPUs, before any group.
 llvm::Error NcclCommunicator::meet() {
+  if (size() == 1) return llvm::Error::success();
   std::string id;
   llvm::Error mine = llvm::Error::success();
   if (rank() == 0) {
@@ -339,11 +340,14 @@ namespace planc {
 llvm::Expected<std::unique_ptr<Communicator>> makeNcclCommunicator(
     Communicator& host, Device& device, std::chrono::milliseconds timeout) {
   auto& gpu = static_cast<cuda::CudaDevice&>(device);
-  auto messenger = agree(host, cuda::makeMessenger(gpu.gpu()));
-  if (!messenger) return messenger.takeError();
-  auto made = std::make_unique<cuda::NcclCommunicator>(host, gpu, std::move(*messenger), timeout);
-  if (host.size() > 1)
-    if (llvm::Error error = made->meet()) return error;
+  std::unique_ptr<cuda::Messenger> messenger;  // one rank has nobody to talk to
+  if (host.size() > 1) {
+    auto made = agree(host, cuda::makeMessenger(gpu.gpu()));
+    if (!made) return made.takeError();
+    messenger = std::move(*made);
+  }
+  auto made = std::make_unique<cuda::NcclCommunicator>(host, gpu, std::move(messenger), timeout);
+  if (llvm::Error error = made->meet()) return error;
   return made;
 }
 

@@ -3,14 +3,45 @@
 #include <nccl.h>
 
 #include <chrono>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "llvm/ADT/Twine.h"
 #include "runtime/cuda/gpu.h"
+#include "runtime/cuda/library.h"
+
+#define CALLS(CALL) \
+  CALL(ncclAllGather) \
+  CALL(ncclAllReduce) \
+  CALL(ncclBroadcast) \
+  CALL(ncclCommAbort) \
+  CALL(ncclCommGetAsyncError) \
+  CALL(ncclCommInitRankConfig) \
+  CALL(ncclCommRegister) \
+  CALL(ncclCommSplit) \
+  CALL(ncclGetErrorString) \
+  CALL(ncclGetLastError) \
+  CALL(ncclGetUniqueId) \
+  CALL(ncclGroupEnd) \
+  CALL(ncclGroupStart) \
+  CALL(ncclRecv) \
+  CALL(ncclReduceScatter) \
+  CALL(ncclSend)
 
 namespace planc::cuda {
 namespace {
+
+struct Api {
+  CALLS(PLANC_MEMBER)
+};
+Api api;  // of all messengers
+
+llvm::Error load() {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  return loadLibrary("libnccl.so.2", {CALLS(PLANC_ENTRY)});
+}
 
 using Clock = std::chrono::steady_clock;
 
@@ -36,8 +67,8 @@ ncclDataType_t typeOf(Elem elem) {
 ncclRedOp_t opOf(Reduce reduce) { return reduce == Reduce::Max ? ncclMax : ncclSum; }
 
 llvm::Error failed(const llvm::Twine& what, ncclResult_t code, ncclComm_t comm) {
-  std::string text = ("NCCL: " + what + ": " + ncclGetErrorString(code)).str();
-  if (const char* last = ncclGetLastError(comm); last != nullptr && *last != 0)
+  std::string text = ("NCCL: " + what + ": " + api.ncclGetErrorString(code)).str();
+  if (const char* last = api.ncclGetLastError(comm); last != nullptr && *last != 0)
     text += std::string(" (") + last + ")";
   return llvm::createStringError(llvm::inconvertibleErrorCode(), "%s", text.c_str());
 }
@@ -46,13 +77,13 @@ class NcclMessenger : public Messenger {
  public:
   ~NcclMessenger() override {
     for (ncclComm_t comm : all_)
-      if (comm) ncclCommAbort(comm);
+      if (comm) api.ncclCommAbort(comm);
   }
 
   llvm::Expected<Id> makeId() override {
     static_assert(sizeof(Id) == sizeof(ncclUniqueId));
     ncclUniqueId id;
-    if (ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess)
+    if (ncclResult_t code = api.ncclGetUniqueId(&id); code != ncclSuccess)
       return failed("no id", code, nullptr);
     Id made;
     std::copy_n(id.internal, sizeof made.bytes, made.bytes);
@@ -65,7 +96,7 @@ class NcclMessenger : public Messenger {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm_t made = nullptr;
-    ncclResult_t code = ncclCommInitRankConfig(&made, ranks, shared, rank, &config);
+    ncclResult_t code = api.ncclCommInitRankConfig(&made, ranks, shared, rank, &config);
     return finish("connecting " + std::to_string(ranks) + " ranks", code, made, made);
   }
 
@@ -74,69 +105,69 @@ class NcclMessenger : public Messenger {
     config.blocking = 0;
     ncclComm_t made = nullptr;
     ncclResult_t code =
-        ncclCommSplit(raw(of), colour == kNone ? NCCL_SPLIT_NOCOLOR : colour, key, &made, &config);
+        api.ncclCommSplit(raw(of), colour == kNone ? NCCL_SPLIT_NOCOLOR : colour, key, &made, &config);
     return finish("making a group", code, raw(of), made);
   }
 
   void begin() override {
-    check("a group of messages", ncclGroupStart(), nullptr);
+    check("a group of messages", api.ncclGroupStart(), nullptr);
     isGrouped_ = true;
   }
   void end() override {
     isGrouped_ = false;
     ncclComm_t comm = used_;
     used_ = nullptr;
-    check("a group of messages", ncclGroupEnd(), comm);
+    check("a group of messages", api.ncclGroupEnd(), comm);
   }
   void allReduce(Clique clique, const void* send, void* recv, int64_t count, Elem elem,
                  Reduce reduce, Stream stream) override {
     check("all-reduce",
-          ncclAllReduce(send, recv, size_t(count), typeOf(elem), opOf(reduce), raw(clique),
+          api.ncclAllReduce(send, recv, size_t(count), typeOf(elem), opOf(reduce), raw(clique),
                         raw(stream)),
           raw(clique));
   }
   void reduceScatter(Clique clique, const void* send, void* recv, int64_t recvCount, Elem elem,
                      Reduce reduce, Stream stream) override {
     check("reduce-scatter",
-          ncclReduceScatter(send, recv, size_t(recvCount), typeOf(elem), opOf(reduce), raw(clique),
+          api.ncclReduceScatter(send, recv, size_t(recvCount), typeOf(elem), opOf(reduce), raw(clique),
                             raw(stream)),
           raw(clique));
   }
   void allGather(Clique clique, const void* send, void* recv, int64_t sendCount, Elem elem,
                  Stream stream) override {
     check("all-gather",
-          ncclAllGather(send, recv, size_t(sendCount), typeOf(elem), raw(clique), raw(stream)),
+          api.ncclAllGather(send, recv, size_t(sendCount), typeOf(elem), raw(clique), raw(stream)),
           raw(clique));
   }
   void broadcast(Clique clique, void* buffer, int64_t count, Elem elem, int root,
                  Stream stream) override {
     check("broadcast",
-          ncclBroadcast(buffer, buffer, size_t(count), typeOf(elem), root, raw(clique),
+          api.ncclBroadcast(buffer, buffer, size_t(count), typeOf(elem), root, raw(clique),
                         raw(stream)),
           raw(clique));
   }
   void send(Clique clique, const void* buffer, int64_t count, Elem elem, int to,
             Stream stream) override {
     check("send",
-          ncclSend(buffer, size_t(count), typeOf(elem), to, raw(clique), raw(stream)), raw(clique));
+          api.ncclSend(buffer, size_t(count), typeOf(elem), to, raw(clique), raw(stream)), raw(clique));
   }
   void receive(Clique clique, void* buffer, int64_t count, Elem elem, int from,
                Stream stream) override {
-    check("receive", ncclRecv(buffer, size_t(count), typeOf(elem), from, raw(clique), raw(stream)),
+    check("receive", api.ncclRecv(buffer, size_t(count), typeOf(elem), from, raw(clique), raw(stream)),
           raw(clique));
   }
 
   // Where it can't be, messages are copied on the way: slower, and right.
   void enroll(Clique clique, void* memory, int64_t bytes) override {
     void* handle = nullptr;
-    ncclCommRegister(raw(clique), memory, size_t(bytes), &handle);
+    api.ncclCommRegister(raw(clique), memory, size_t(bytes), &handle);
   }
 
   llvm::Error error(Clique clique) override {
     if (!failure_.empty())
       return llvm::createStringError(llvm::inconvertibleErrorCode(), "%s", failure_.c_str());
     ncclResult_t state = ncclSuccess;
-    ncclResult_t code = ncclCommGetAsyncError(raw(clique), &state);
+    ncclResult_t code = api.ncclCommGetAsyncError(raw(clique), &state);
     if (code == ncclSuccess) code = state;
     if (code == ncclSuccess || code == ncclInProgress) return llvm::Error::success();
     return failed("another rank is lost, or its connection", code, raw(clique));
@@ -145,7 +176,7 @@ class NcclMessenger : public Messenger {
   void abort(Clique clique) override {
     for (ncclComm_t& comm : all_) {
       if (comm != raw(clique)) continue;
-      ncclCommAbort(comm);
+      api.ncclCommAbort(comm);
       comm = nullptr;
     }
   }
@@ -156,7 +187,7 @@ class NcclMessenger : public Messenger {
     auto end = Clock::now() + kPatience;
     while (code == ncclInProgress && comm != nullptr) {
       ncclResult_t state = ncclSuccess;
-      code = ncclCommGetAsyncError(comm, &state);
+      code = api.ncclCommGetAsyncError(comm, &state);
       if (code == ncclSuccess) code = state;
       if (code == ncclInProgress && Clock::now() > end) return ncclSystemError;
       if (code == ncclInProgress) std::this_thread::yield();
@@ -190,6 +221,7 @@ class NcclMessenger : public Messenger {
 }  // namespace
 
 llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver&) {
+  if (llvm::Error error = load()) return error;
   return std::make_unique<NcclMessenger>();
 }
 

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ir/grid.h"
@@ -42,6 +44,13 @@ class Shared {
   const T* table(llvm::ArrayRef<T> values) {
     return static_cast<const T*>(upload(values.data(), int64_t(values.size() * sizeof(T))));
   }
+  // The same of what many kernels use: made once for each key.
+  template <class T, class F>
+  const T* sharedTable(const std::string& key, F&& make) {
+    auto [found, isNew] = tables_.try_emplace(key, nullptr);
+    if (isNew) found->second = table<T>(make());
+    return static_cast<const T*>(found->second);
+  }
   // Memory that is this op's while its launches run, and then the next one's: asked for by a maker, found
   // by `workspace` when it runs. 256-byte aligned, not zeroed.
   void needWorkspace(int64_t bytes) { workspaceBytes_ = std::max(workspaceBytes_, bytes); }
@@ -57,6 +66,7 @@ class Shared {
   const void* upload(const void* from, int64_t bytes);
 
   const Write write_;
+  std::map<std::string, const void*> tables_;
   int64_t workspaceBytes_ = 0, workspaceRoom_ = 0;
   std::byte* workspace_ = nullptr;
 };

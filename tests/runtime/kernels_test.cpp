@@ -1,7 +1,7 @@
-// Every kernel of the CPU device against the reference, on random operands: a row of the table is
-// an op with its shapes; each runs in f32, bf16 and f64, in shuffled orders of dims, with 1, 2 and
-// 3 threads (equal to the bit), on a dying operand where that is allowed, and accumulating with and
-// without `first`. Guards behind each buffer catch what is written outside.
+// Every kernel of a device against the reference, on random operands: a row of the table is an op
+// with its shapes; each runs in f32, bf16 and f64, in shuffled orders of dims, on three variants of the
+// device (equal to the bit), on a dying operand where that is allowed, and accumulating with and
+// without `first`. Guards behind each tensor catch what is written outside.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,12 +10,15 @@
 
 #include "ir/sharding.h"
 #include "llvm/ADT/StringExtras.h"
-#include "runtime/cpu/convert.h"
 #include "runtime/random.h"
-#include "runtime/reference.h"
+#include "tests/runtime/device_under_test.h"
 
 namespace planc {
 namespace {
+
+using test::DeviceTensor;
+using test::makeTestDevice;
+using test::rounded;
 
 // "f[batch 4, slot 9~expert]": f is the case's element type, g always f32 (or f64 if that is f64).
 Type parseType(llvm::StringRef text, Elem elem) {
@@ -306,46 +309,6 @@ const std::vector<Case>& cases() {
   return table;
 }
 
-// Memory for a tensor with guards behind it.
-class Buffer {
- public:
-  explicit Buffer(const Type& type) : type_(type), bytes_(size_t(type.bytes())) {
-    // 64-byte alignment, as in an arena.
-    memory_.assign(bytes_ + kGuard + 64, std::byte{0xA5});
-    start_ = memory_.data() + (64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64) % 64;
-  }
-  Buffer(const Buffer&) = delete;
-
-  void* data() { return start_; }
-  // Rounds the values to the element type.
-  void set(const Array& values) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      cpu::storeOne<double>(values[i], start_, type_.elem, int64_t(i));
-    }
-  }
-  Array get() const {
-    Array values;
-    for (int64_t i = 0; i < type_.elements(); ++i) {
-      values.push_back(cpu::loadOne<double>(start_, type_.elem, i));
-    }
-    return values;
-  }
-  bool intact() const {
-    return std::all_of(start_ + bytes_, start_ + bytes_ + kGuard,
-                       [](std::byte b) { return b == std::byte{0xA5}; });
-  }
-  bool sameBits(const Buffer& other) const {
-    return std::equal(start_, start_ + bytes_, other.start_);
-  }
-
- private:
-  static constexpr size_t kGuard = 256;
-  Type type_;
-  size_t bytes_;
-  std::vector<std::byte> memory_;
-  std::byte* start_;
-};
-
 // An op in a module of its own, its operands arguments.
 struct Bench {
   Module module;
@@ -458,8 +421,13 @@ std::vector<Type> typesOf(const Op& op) {
 }
 
 struct Outcome {
-  std::vector<std::unique_ptr<Buffer>> results;
+  std::vector<Array> values;
+  std::vector<std::vector<std::byte>> bits;
 };
+
+void expectDone(llvm::Error error) {
+  if (error) ADD_FAILURE() << llvm::toString(std::move(error));
+}
 
 // Runs the op once; `inPlace`: result 0 lies on operand 0. Checks all guards.
 Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vector<Array>& in,
@@ -469,29 +437,38 @@ Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vecto
     ADD_FAILURE() << test.name << ": " << llvm::toString(kernel.takeError());
     return {};
   }
-  std::vector<std::unique_ptr<Buffer>> operands;
+  expectDone(device.finishPreparing());
+  device.beginStep(context.step);
+  std::vector<std::unique_ptr<DeviceTensor>> operands, results;
   std::vector<const void*> from;
   for (size_t i = 0; i < in.size(); ++i) {
-    operands.push_back(std::make_unique<Buffer>(op.operand(unsigned(i))->type));
+    operands.push_back(
+        std::make_unique<DeviceTensor>(device, op.operand(unsigned(i))->type));
     operands.back()->set(in[i]);
     from.push_back(operands.back()->data());
   }
-  Outcome outcome;
   std::vector<void*> to;
   for (const Type& type : typesOf(op)) {
-    outcome.results.push_back(std::make_unique<Buffer>(type));
-    if (op.var != nullptr) outcome.results.back()->set(before);
+    results.push_back(std::make_unique<DeviceTensor>(device, type));
+    if (op.var != nullptr) results.back()->set(before);
     if (inPlace && to.empty()) {
-      outcome.results.back()->set(in[0]);
-      from[0] = outcome.results.back()->data();
+      results.back()->set(in[0]);
+      from[0] = results.back()->data();
     }
-    to.push_back(outcome.results.back()->data());
+    to.push_back(results.back()->data());
   }
+  device.at(op, test.name);
   // Twice, as in a second step: kernels must leave nothing behind.
   if (!inPlace && op.var == nullptr) (*kernel)->run(context, from.data(), to.data());
   (*kernel)->run(context, from.data(), to.data());
-  for (auto& buffer : operands) EXPECT_TRUE(buffer->intact()) << test.name << " operand";
-  for (auto& buffer : outcome.results) EXPECT_TRUE(buffer->intact()) << test.name << " result";
+  expectDone(device.finish());
+  for (auto& tensor : operands) EXPECT_TRUE(tensor->isIntact()) << test.name << " operand";
+  Outcome outcome;
+  for (auto& tensor : results) {
+    EXPECT_TRUE(tensor->isIntact()) << test.name << " result";
+    outcome.values.push_back(tensor->get());
+    outcome.bits.push_back(tensor->bits());
+  }
   return outcome;
 }
 
@@ -545,16 +522,10 @@ void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_
   for (unsigned i = 0; i < op.operands().size(); ++i) {
     const Type& type = op.operand(i)->type;
     llvm::StringRef fill = i < test.fill.size() ? test.fill[i] : "";
-    Buffer rounded(type);
-    rounded.set(randomValues(test, type, fill, seedOf(test, order) + i));
-    in.push_back(rounded.get());
+    in.push_back(rounded(type, randomValues(test, type, fill, seedOf(test, order) + i)));
   }
   makeConsistent(test, bench, in);
-  for (unsigned i = 0; i < in.size(); ++i) {
-    Buffer rounded(op.operand(i)->type);
-    rounded.set(in[i]);
-    in[i] = rounded.get();
-  }
+  for (unsigned i = 0; i < in.size(); ++i) in[i] = rounded(op.operand(i)->type, in[i]);
   int64_t iteration[2] = {3, 1};
   RunContext context;
   context.seed = 7;
@@ -567,17 +538,15 @@ void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_
   std::vector<Type> types = typesOf(op);
   Array before;
   if (accumulates) {
-    Buffer rounded(types[0]);
-    rounded.set(randomValues(test, types[0], "", 99));
-    before = rounded.get();
+    before = rounded(types[0], randomValues(test, types[0], "", 99));
     for (size_t i = 0; microbatch > 0 && i < before.size(); ++i) wanted[0][i] += before[i];
   }
 
-  auto one = makeCpuDevice(1), two = makeCpuDevice(2), three = makeCpuDevice(3);
+  auto one = makeTestDevice(1), two = makeTestDevice(2), three = makeTestDevice(3);
   Outcome base = runOnce(test, *one, op, in, before, context, false);
-  if (base.results.empty()) return;
+  if (base.values.empty()) return;
   for (size_t r = 0; r < wanted.size(); ++r) {
-    Array got = base.results[r]->get();
+    const Array& got = base.values[r];
     double most = 0;
     for (double x : wanted[r]) most = std::max(most, std::abs(x));
     double bound = types[r].elem == Elem::I32
@@ -591,15 +560,13 @@ void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_
   }
   for (Device* device : {two.get(), three.get()}) {
     Outcome other = runOnce(test, *device, op, in, before, context, false);
-    for (size_t r = 0; r < wanted.size(); ++r) {
-      EXPECT_TRUE(other.results[r]->sameBits(*base.results[r])) << "result " << r << ", threads";
-    }
+    EXPECT_TRUE(other.bits == base.bits) << "variants";
   }
   bool fits = op.has(InPlace) && op.var == nullptr && op.operands().size() > 0 &&
               op.operand(0)->type == types[0];
   if (fits) {
     Outcome other = runOnce(test, *two, op, in, before, context, true);
-    EXPECT_TRUE(other.results[0]->sameBits(*base.results[0])) << "in place";
+    EXPECT_TRUE(other.bits[0] == base.bits[0]) << "in place";
   }
 }
 
@@ -637,24 +604,22 @@ struct FusedBench : Bench {
   }
 };
 
-// Runs a fused op on 1 and 3 threads against the body's value by the reference.
+// Runs a fused op on two variants against the body's value by the reference.
 void checkFused(FusedBench& bench, Elem elem, const std::vector<Array>& wantedOfVar = {}) {
   std::vector<Array> in;
   Case test{"fused", OpKind::Fused, {}, {}};
   for (const Type& type : bench.operands) {
-    Buffer rounded(type);
-    rounded.set(randomValues(test, type, "", 31 + in.size()));
-    in.push_back(rounded.get());
+    in.push_back(rounded(type, randomValues(test, type, "", 31 + in.size())));
   }
   std::vector<Array> wanted = wantedOfVar.empty() ? referenceOp(*bench.op, in, {}) : wantedOfVar;
-  auto one = makeCpuDevice(1), three = makeCpuDevice(3);
+  auto one = makeTestDevice(1), three = makeTestDevice(3);
   Array before(size_t(typesOf(*bench.op)[0].elements()), 0.5);
   Outcome a = runOnce(test, *one, *bench.op, in, before, {}, false);
   Outcome b = runOnce(test, *three, *bench.op, in, before, {}, false);
-  ASSERT_EQ(a.results.size(), wanted.size());
+  ASSERT_EQ(a.values.size(), wanted.size());
+  EXPECT_TRUE(a.bits == b.bits) << "variants";
   for (size_t r = 0; r < wanted.size(); ++r) {
-    EXPECT_TRUE(a.results[r]->sameBits(*b.results[r]));
-    Array got = a.results[r]->get();
+    const Array& got = a.values[r];
     double most = 0.5;
     for (double x : wanted[r]) most = std::max(most, std::abs(x));
     for (size_t i = 0; i < got.size(); ++i) {
@@ -717,9 +682,7 @@ TEST_P(Fused, SumsIntoVariable) {
     });
     std::vector<Array> in;
     for (uint64_t salt : {31, 32}) {
-      Buffer rounded(x);
-      rounded.set(randomValues({"fused", OpKind::Fused, {}, {}}, x, "", salt));
-      in.push_back(rounded.get());
+      in.push_back(rounded(x, randomValues({"fused", OpKind::Fused, {}, {}}, x, "", salt)));
     }
     checkFused(bench, elem, referenceOp(*plain.op, in, {}));
   }

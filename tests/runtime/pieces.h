@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
 
 #include "ir/grid.h"
-#include "runtime/cpu/convert.h"
 #include "runtime/random.h"
-#include "runtime/reference.h"
+#include "tests/runtime/device_under_test.h"
 
 namespace planc::test {
 
@@ -35,8 +35,8 @@ inline Axes parseAxes(llvm::StringRef text, const Grid& grid) {
   return axes;
 }
 
-// "f[batch 4/d, vocab 17/x.t] partial(t)": f is f64, i is i32; axes that the grid lacks split nothing.
-// "seq 16/x:4+1": in zigzag order of 4 ranks, moved by one.
+// "f[batch 4/d, vocab 17/x.t] partial(t)": f is f64, i is i32; axes that the grid lacks split
+// nothing. "seq 16/x:4+1": in zigzag order of 4 ranks, moved by one.
 inline Type parseType(llvm::StringRef text, const Grid& grid) {
   Type type{text[0] == 'i' ? Elem::I32 : Elem::F64};
   llvm::SmallVector<llvm::StringRef, 6> parts;
@@ -116,42 +116,34 @@ inline RunContext context() {
   return context;
 }
 
-struct Memory {
-  Type type;
-  std::vector<std::byte> bytes;
-  explicit Memory(const Type& type) : type(type), bytes(size_t(type.bytes()), std::byte{0xA5}) {}
-  void set(const Array& values) {
-    for (size_t i = 0; i < values.size(); ++i)
-      cpu::storeOne<double>(values[i], bytes.data(), type.elem, int64_t(i));
-  }
-  Array get() const {
-    Array values;
-    for (int64_t i = 0; i < type.elements(); ++i)
-      values.push_back(cpu::loadOne<double>(bytes.data(), type.elem, i));
-    return values;
-  }
-};
-
 // Runs an op on one rank; result i lies on operand under[i], where that says so.
 inline std::vector<Array> runOn(const Coordinates& rank, const Op& op, const std::vector<Array>& in,
                                 llvm::ArrayRef<size_t> under = {}) {
-  auto device = makeCpuDevice(2, rank);
+  auto device = makeTestDevice(2, rank);
   auto kernel = device->prepare(op);
-  if (!kernel) {
-    ADD_FAILURE() << llvm::toString(kernel.takeError());
-    return {};
+  llvm::Error failed = kernel ? device->finishPreparing() : kernel.takeError();
+  if (failed) {
+    ADD_FAILURE() << llvm::toString(std::move(failed));
+    std::vector<Array> nothing;
+    for (const Value* value : op.results())
+      nothing.emplace_back(size_t(value->type.elements()), 0.0);
+    return nothing;
   }
-  std::vector<Memory> memory;
+  device->beginStep(context().step);
+  std::deque<DeviceTensor> memory;
   std::vector<void*> at;
-  for (const Value* value : op.operands()) memory.emplace_back(value->type);
-  for (const Value* value : op.results()) memory.emplace_back(value->type);
+  for (const Value* value : op.operands()) memory.emplace_back(*device, value->type);
+  for (const Value* value : op.results()) memory.emplace_back(*device, value->type);
   for (size_t i = 0; i < in.size(); ++i) memory[i].set(in[i]);
-  for (Memory& m : memory) at.push_back(m.bytes.data());
+  for (DeviceTensor& m : memory) at.push_back(m.data());
   for (size_t i = 0; i < under.size(); ++i) at[in.size() + i] = at[under[i]];
+  device->at(op, "");
   (*kernel)->run(context(), at.data(), at.data() + in.size());
   std::vector<Array> out;
-  for (size_t i = in.size(), r = 0; i < memory.size(); ++i, ++r)
+  for (size_t i = in.size(), r = 0; i < memory.size(); ++i, ++r) {
+    EXPECT_TRUE(memory[i].isIntact()) << "result " << r;
     out.push_back(memory[r < under.size() ? under[r] : i].get());
+  }
   return out;
 }
 
