@@ -24,8 +24,7 @@ struct TcpGroup : Group {
 
 class TcpCommunicator : public Communicator {
  public:
-  TcpCommunicator(int rank, int size, Socket hub, std::string where)
-      : Communicator(rank, size), hub_(std::move(hub)), where_(std::move(where)) {
+  TcpCommunicator(int rank, int size, Socket hub) : Communicator(rank, size), hub_(std::move(hub)) {
     std::vector<int> all(size_t(size), 0);
     for (int r = 0; r < size; ++r) all[size_t(r)] = r;
     groups_.push_back(std::make_unique<TcpGroup>(all, rank, 0));
@@ -56,15 +55,16 @@ class TcpCommunicator : public Communicator {
   }
 
   Socket hub_;
-  std::string where_;    // the hub's host and port
   std::string failure_;  // why the run ended; empty while it goes well
   std::vector<std::unique_ptr<TcpGroup>> groups_;
   std::deque<Slot> slots_;
 };
 
+// In the same words on all ranks, whatever each saw of it.
 void TcpCommunicator::lose(llvm::Error error) {
   if (!error) return;
-  failure_ = "rank 0 is gone: " + where_ + ": " + llvm::toString(std::move(error));
+  llvm::consumeError(std::move(error));
+  failure_ = comm::isGone(0);
 }
 
 Group& TcpCommunicator::group(llvm::ArrayRef<int> members) {
@@ -154,7 +154,7 @@ llvm::Expected<std::unique_ptr<Communicator>> makeMember(int rank, int size,
   llvm::Expected<std::string> answer = comm::receiveText(*hub);
   if (!answer) return failed(answer.takeError());
   if (!answer->empty()) return comm::failure("rank 0 at " + where + ": " + *answer);
-  return std::make_unique<TcpCommunicator>(rank, size, std::move(*hub), where);
+  return std::make_unique<TcpCommunicator>(rank, size, std::move(*hub));
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ class Deputy {
   int fd() const { return socket_.fd(); }
   // Whether the rank may close its connection.
   bool hasEnded() const { return ended_; }
-  void lose() { team_.fail("rank " + std::to_string(rank_) + " is gone: its connection closed"); }
+  void lose() { team_.fail(isGone(rank_)); }
 
  private:
   // A message under way, with its buffers.

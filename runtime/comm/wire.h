@@ -77,6 +77,11 @@ class Head {
   bool isWhole_ = true;
 };
 
+// Why a run ended.
+inline std::string isGone(int rank) {
+  return "rank " + std::to_string(rank) + " is gone: its connection closed";
+}
+
 // Texts as answers.
 llvm::Error sendText(Socket& socket, llvm::StringRef text);
 llvm::Expected<std::string> receiveText(Socket& socket);
