@@ -20,11 +20,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ir/type.h"
 #include "llvm/ADT/ArrayRef.h"
+#include "llvm/ADT/STLFunctionalExtras.h"
 #include "llvm/ADT/SmallVector.h"
 #include "llvm/ADT/StringRef.h"
 #include "llvm/ADT/Twine.h"
@@ -170,6 +173,8 @@ class ThreadTeam {
 
   // For the thread that is this rank; one for each rank.
   virtual std::unique_ptr<Communicator> communicator(int rank) = 0;
+  // Ends the run on all ranks, for a reason outside of them; from any thread.
+  virtual void fail(std::string why) = 0;
   // Why the run ended; empty while it goes well.
   virtual std::string failure() const = 0;
   // A line a rank: its operation and which ranks it waits for; when the run failed, as of then.
@@ -190,11 +195,33 @@ std::unique_ptr<ThreadTeam> makeThreadTeam(int ranks,
 llvm::Expected<std::unique_ptr<Communicator>> makeMpiCommunicator(
     std::chrono::milliseconds timeout = kDefaultTimeout);
 
-class Device;
-// Messages of programs go between the GPUs (`device` is this rank's, from makeCudaDevice) by NCCL, and
-// what ranks tell each other through `host`. Together.
-llvm::Expected<std::unique_ptr<Communicator>> makeNcclCommunicator(
-    Communicator& host, Device& device,
+// This process's rank among `size` processes that were started by themselves and talk over TCP:
+// rank 0 waits at host:port for all others. All come within `timeout`, or it is an error on all
+// that did, which says who. Then a run ends on all ranks as with a ThreadTeam, and when a process
+// is gone.
+llvm::Expected<std::unique_ptr<Communicator>> makeTcpCommunicator(
+    int rank, int size, const std::string& host, int port,
     std::chrono::milliseconds timeout = kDefaultTimeout);
+
+// How this process was started as one of several.
+struct Launch {
+  int rank = 0, size = 1;
+  int localRank = 0;  // among those of its machine
+  std::string host;   // where rank 0 is
+  int port = 0;
+  bool operator==(const Launch&) const = default;
+};
+// What the environment says, in torchrun's words (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT), or Slurm's (SLURM_PROCID, SLURM_LOCALID, SLURM_NTASKS; with MASTER_ADDR and
+// MASTER_PORT or else SLURM_LAUNCH_NODE_IPADDR and a port made of SLURM_JOB_ID). Nothing: it was
+// started alone.
+using Environment = llvm::function_ref<const char*(const char* name)>;
+llvm::Expected<std::optional<Launch>> launchedAs(Environment get = std::getenv);
+
+class Device;
+// Messages of programs go between the GPUs (`device` is this rank's, from makeCudaDevice) by NCCL,
+// and what ranks tell each other through `host`. Together.
+llvm::Expected<std::unique_ptr<Communicator>> makeNcclCommunicator(
+    Communicator& host, Device& device, std::chrono::milliseconds timeout = kDefaultTimeout);
 
 }  // namespace planc

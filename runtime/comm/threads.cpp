@@ -136,6 +136,10 @@ class Team {
     failNow("rank " + std::to_string(rank) + " failed: " + why.str());
     leave(lock, ranks_[size_t(rank)]);
   }
+  void fail(std::string why) {
+    Lock lock(mutex_);
+    failNow(std::move(why));
+  }
   void end(int rank);
 
   std::string failure() const {
@@ -438,6 +442,7 @@ class Threads : public ThreadTeam {
   std::unique_ptr<Communicator> communicator(int rank) override {
     return std::make_unique<ThreadCommunicator>(team_, rank);
   }
+  void fail(std::string why) override { team_->fail(std::move(why)); }
   std::string failure() const override { return team_->failure(); }
   std::string table() const override { return team_->table(); }
   bool waitForEnd() override { return team_->waitForEnd(); }

@@ -1,0 +1,168 @@
+// Ranks as processes that talk over TCP, for runs that were started without MPI. Rank 0's process
+// is the hub (tcp_hub.cpp): every other rank sends it what it asks for, and gets back what it is to
+// receive. That is right for what a host has to say when tensors travel between GPUs by themselves,
+// and simple; on CPUs alone MPI is faster. Tested by tests/runtime/comm_tcp_test.cpp.
+#include <cassert>
+#include <deque>
+
+#include "runtime/comm/tcp_hub.h"
+#include "runtime/comm/text.h"
+#include "runtime/comm/wire.h"
+
+namespace planc {
+namespace {
+
+using comm::Frame;
+using comm::Head;
+using comm::Socket;
+
+struct TcpGroup : Group {
+  TcpGroup(llvm::ArrayRef<int> members, int rank, uint32_t number)
+      : Group(members, rank), number(number) {}
+  uint32_t number;  // of this rank's groups
+};
+
+class TcpCommunicator : public Communicator {
+ public:
+  TcpCommunicator(int rank, int size, Socket hub) : Communicator(rank, size), hub_(std::move(hub)) {
+    std::vector<int> all(size_t(size), 0);
+    for (int r = 0; r < size; ++r) all[size_t(r)] = r;
+    groups_.push_back(std::make_unique<TcpGroup>(all, rank, 0));
+  }
+  ~TcpCommunicator() override;
+
+  Group& world() override { return *groups_[0]; }
+  Group& group(llvm::ArrayRef<int> members) override;
+  llvm::Error wait(Ticket ticket) override;
+  void fail(llvm::StringRef why) override;
+
+ protected:
+  Ticket begin(Group& group, const Message& message, const Site& site) override;
+
+ private:
+  // A started message.
+  struct Slot {
+    bool used = false;
+    void* recv = nullptr;
+    int64_t bytes = 0;
+  };
+
+  // The run is over.
+  void lose(llvm::Error error);
+  // Sends a frame; behind a failure nothing is sent.
+  void send(Frame frame, const Head& head) {
+    if (failure_.empty()) lose(head.sendTo(hub_, frame));
+  }
+
+  Socket hub_;
+  std::string failure_;  // why the run ended; empty while it goes well
+  std::vector<std::unique_ptr<TcpGroup>> groups_;
+  std::deque<Slot> slots_;
+};
+
+// In the same words on all ranks, whatever each saw of it.
+void TcpCommunicator::lose(llvm::Error error) {
+  if (!error) return;
+  llvm::consumeError(std::move(error));
+  failure_ = comm::isGone(0);
+}
+
+Group& TcpCommunicator::group(llvm::ArrayRef<int> members) {
+  Head head;
+  head.putAll(members);
+  send(Frame::Group, head);
+  uint32_t number = uint32_t(groups_.size());
+  groups_.push_back(std::make_unique<TcpGroup>(members, rank(), number));
+  return *groups_.back();
+}
+
+Ticket TcpCommunicator::begin(Group& group, const Message& message, const Site& site) {
+  size_t index = 0;
+  while (index < slots_.size() && slots_[index].used) ++index;
+  if (index == slots_.size()) slots_.emplace_back();
+  Slot& slot = slots_[index];
+  slot.used = true;
+  slot.recv = message.recv;
+  slot.bytes = comm::bytesToReceive(message, group.size(), group.position());
+  Head head;
+  head.put(int32_t(index));
+  head.put(static_cast<TcpGroup&>(group).number);
+  comm::putMessage(head, message, site);
+  send(Frame::Start, head);
+  if (!failure_.empty()) return {int(index)};
+  const void* data = message.kind == Collective::Broadcast ? message.recv : message.send;
+  lose(hub_.send(data, size_t(comm::bytesToSend(message, group.size(), group.position()))));
+  return {int(index)};
+}
+
+llvm::Error TcpCommunicator::wait(Ticket ticket) {
+  Slot& slot = slots_[size_t(ticket.slot)];
+  assert((slot.used || !failure_.empty()) && "a ticket is waited for once");
+  Head head;
+  head.put(int32_t(ticket.slot));
+  send(Frame::Wait, head);
+  if (failure_.empty()) {
+    llvm::Expected<std::string> answer = comm::receiveText(hub_);
+    if (answer) failure_ = *answer;
+    else lose(answer.takeError());
+  }
+  if (failure_.empty()) lose(hub_.receive(slot.recv, size_t(slot.bytes)));
+  slot.used = false;
+  if (failure_.empty()) return llvm::Error::success();
+  for (Slot& other : slots_) other.used = false;
+  return comm::failure(failure_);
+}
+
+void TcpCommunicator::fail(llvm::StringRef why) {
+  Head head;
+  head.put(why);
+  send(Frame::Fail, head);
+  if (failure_.empty()) {
+    llvm::Expected<std::string> answer = comm::receiveText(hub_);
+    if (answer) failure_ = *answer;
+    else lose(answer.takeError());
+  }
+  for (Slot& slot : slots_) slot.used = false;
+}
+
+TcpCommunicator::~TcpCommunicator() {
+  // A failure may have come from the hub, which then still wants to hear that this rank has ended.
+  llvm::Error error = Head().sendTo(hub_, Frame::End);
+  if (!error) error = comm::receiveText(hub_).takeError();
+  llvm::consumeError(std::move(error));
+}
+
+llvm::Expected<std::unique_ptr<Communicator>> makeMember(int rank, int size,
+                                                         const std::string& host, int port,
+                                                         std::chrono::milliseconds timeout) {
+  std::string where = host + ":" + std::to_string(port);
+  auto failed = [&](llvm::Error error) {
+    return comm::failure("rank " + std::to_string(rank) + " cannot reach rank 0 at " + where +
+                         " within " + comm::seconds(timeout) + ": " +
+                         llvm::toString(std::move(error)));
+  };
+  auto deadline = comm::Clock::now() + timeout;
+  llvm::Expected<Socket> hub = comm::connectTo(host, port, deadline);
+  if (!hub) return failed(hub.takeError());
+  comm::Hello hello{comm::kHello, rank, size};
+  if (llvm::Error error = hub->send(&hello, sizeof hello)) return failed(std::move(error));
+  // Rank 0 answers when all have come, or its own time is up, which began by as much later.
+  comm::waitForAny({hub->fd()}, deadline + timeout);
+  llvm::Expected<bool> has = hub->has(sizeof(uint32_t));
+  if (!has) return failed(has.takeError());
+  if (!*has) return failed(comm::failure("no answer"));
+  llvm::Expected<std::string> answer = comm::receiveText(*hub);
+  if (!answer) return failed(answer.takeError());
+  if (!answer->empty()) return comm::failure("rank 0 at " + where + ": " + *answer);
+  return std::make_unique<TcpCommunicator>(rank, size, std::move(*hub));
+}
+
+}  // namespace
+
+llvm::Expected<std::unique_ptr<Communicator>> makeTcpCommunicator(
+    int rank, int size, const std::string& host, int port, std::chrono::milliseconds timeout) {
+  if (rank == 0) return comm::makeTcpHub(size, host, port, timeout);
+  return makeMember(rank, size, host, port, timeout);
+}
+
+}  // namespace planc
