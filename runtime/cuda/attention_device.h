@@ -7,7 +7,7 @@
 
 namespace planc::cuda {
 
-constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
+constexpr float kLog2E = 1.44269504088896340736f;
 
 // Where the rows of one head begin.
 class AttendHead {

@@ -88,9 +88,9 @@ PLANC_KERNEL(AttendShape<D>::kThreads, 2) attend(AttendArgs a) {
       int64_t row = block.at + rowOf(i);
       // The keys before are one, with all of the sum.
       total[i] = pair == 0 ? 1.f : 0.f;
-      most[i] = kAttendNoKeys * kLog2E;
+      most[i] = kAttendNoKeys;
       if (rowOf(i) >= block.rows) continue;
-      most[i] = loadOne<float>({lse.data, lse.elem}, startOfLse + row * lse.row) * kLog2E;
+      most[i] = loadOne<float>({lse.data, lse.elem}, startOfLse + row * lse.row);
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
         float x[2] = {0, 0};
@@ -164,11 +164,12 @@ PLANC_KERNEL(AttendShape<D>::kThreads, 2) attend(AttendArgs a) {
       for (int n = 0; n < kKeys / 8; ++n) high = fmaxf(high, fmaxf(row[n][half], row[n][half + 1]));
       high = fmaxf(high, __shfl_xor_sync(kAllLanes, high, 1));
       high = fmaxf(high, __shfl_xor_sync(kAllLanes, high, 2));
-      float now = fmaxf(most[i], high * scale);
+      float now = fmaxf(most[i], high * float(a.scale));
       // A query that saw no key yet has no maximum: its exponentials are all zero.
       float shift = now > -kInfinity ? now : 0.f;
-      float rescale = fastExp2(most[i] - shift), sum = 0;
+      float rescale = fastExp2((most[i] - shift) * kLog2E), sum = 0;
       most[i] = now;
+      shift *= kLog2E;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
@@ -215,8 +216,8 @@ PLANC_KERNEL(AttendShape<D>::kThreads, 2) attend(AttendArgs a) {
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
     float inverse = sum > 0 ? 1.f / sum : 0.f;
-    bool isNone = !(sum > 0) || most[i] < kAttendNoKeys / 2;
-    float lse = isNone ? kAttendNoKeys : (most[i] + log2f(sum)) * kLn2;
+    // Of the keys before alone it is as it was.
+    float lse = sum > 0 ? most[i] + logf(sum) : kAttendNoKeys;
     if (rowOf(i) >= block.rows) continue;
     int64_t row = block.at + rowOf(i);
     if (pair == 0) storeOne(toLse, startLse + row * tensorLse.row, lse);

@@ -68,6 +68,7 @@ double now() {
 }
 
 double lastProgress() { return progressAt; }
+void noteProgress() { progressAt = now(); }
 
 Core::Core(int index, const Options& options)
     : index(index),
@@ -89,7 +90,7 @@ NodeRef Core::add(Step step, bool isUrgent, std::string doing, const std::vector
     other->behind.push_back(node);
   }
   if (node->missing == 0) ready_.push_back(node);
-  progressAt = now();
+  noteProgress();
   return node;
 }
 
@@ -119,7 +120,7 @@ void Core::sortReady() {
 void Core::complete(const NodeRef& node) {
   node->isDone = true;
   node->step = nullptr;
-  progressAt = now();
+  noteProgress();
   for (NodeRef& next : node->behind)
     if (--next->missing == 0) ready_.push_back(std::move(next));
   node->behind.clear();

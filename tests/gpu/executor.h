@@ -51,6 +51,8 @@ class Core {
     while (progress(64)) {
     }
   }
+  // Nothing runs from here on.
+  void close() { ready_.clear(); }
   bool isWaiting() const { return !ready_.empty() && error_.empty(); }
 
   // The first one stays. Behind it nothing runs.
@@ -78,6 +80,7 @@ bool helpOthers(const Core& waiting);
 
 // When a GPU last did something, in seconds; for the detection of hangs.
 double lastProgress();
+void noteProgress();
 double now();
 
 }  // namespace planc::cuda::fake

@@ -25,7 +25,7 @@ struct Options {
   int gpus = 8;
   int64_t bytes = int64_t(1) << 30;  // of each GPU's memory
   bool isProtected = true;  // the host dies when it touches a GPU's memory
-  double hangSeconds = 20;  // without progress of any GPU, until messages that wait are an error
+  double hangSeconds = 60;  // without progress of any GPU, until messages that wait are an error
 };
 // Of GPUs that are opened from here on. At first as the environment says: PLANC_GPU_SEED,
 // PLANC_GPU_MODE (a mode's number), PLANC_GPU_COUNT, PLANC_GPU_BYTES, PLANC_GPU_PROTECT (0 or 1).

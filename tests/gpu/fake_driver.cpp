@@ -47,6 +47,7 @@ struct FakePlan : MatmulPlan {
 FakeDriver::~FakeDriver() {
   Lock lock(core->mutex);
   core->drain();
+  core->close();
   DeviceMemory::Open open(core->memory);
   std::string broken = core->memory.brokenFence();
   if (broken.empty() || !core->error().empty()) return;
