@@ -21,14 +21,18 @@ std::optional<int> fromEnvironment(llvm::ArrayRef<const char*> names) {
   return std::nullopt;
 }
 
+int mpiProcesses() {
+  return fromEnvironment({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}).value_or(1);
+}
+
 // Threads of one process take a GPU each, by rank. A process takes that of its place on its machine,
 // or the only one that it was given.
 llvm::Expected<int> gpuFor(const Communicator& host, bool isProcess) {
   auto count = countGpus();
   if (!count) return count.takeError();
-  int wanted = fromEnvironment({"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
-                                "PMI_LOCAL_RANK", "SLURM_LOCALID"})
-                   .value_or(host.rank());
+  auto place = fromEnvironment({"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                "PMI_LOCAL_RANK", "SLURM_LOCALID"});
+  int wanted = isProcess && place ? *place : host.rank();
   if (isProcess && *count == 1) return 0;
   if (wanted < *count) return wanted;
   return llvm::createStringError(
@@ -80,18 +84,27 @@ Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds t
 
 llvm::Expected<std::unique_ptr<Communicator>> joinProcesses(llvm::StringRef comm,
                                                             std::chrono::milliseconds timeout) {
-  bool takesAny = comm == "nccl";
-  if (comm == "mpi" || (takesAny && fromEnvironment({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}).value_or(1) > 1))
-    return makeMpiCommunicator(timeout);
-  return nullptr;
+  bool takesAny = comm == "nccl", isByMpi = mpiProcesses() > 1;
+  if (comm == "mpi" || (takesAny && isByMpi)) return makeMpiCommunicator(timeout);
+  if (comm == "threads") return nullptr;
+  auto launch = launchedAs();
+  if (!launch) return launch.takeError();
+  if (*launch)
+    return makeTcpCommunicator((*launch)->rank, (*launch)->size, (*launch)->host, (*launch)->port,
+                               timeout);
+  if (takesAny) return nullptr;
+  return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                 "--comm tcp: this process was not started as one of several "
+                                 "(RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say so, or Slurm)");
 }
 
 std::string startedApart() {
-  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
-    if (int processes = fromEnvironment({size}).value_or(1); processes > 1)
-      return std::to_string(processes) +
-             " processes were started, and each would run all ranks: add --comm mpi";
-  return "";
+  bool isByMpi = mpiProcesses() > 1;
+  int processes = isByMpi ? mpiProcesses() : fromEnvironment({"WORLD_SIZE"}).value_or(1);
+  if (processes < 2) return "";
+  return std::to_string(processes) +
+         " processes were started, and each would run all ranks: add --comm " +
+         (isByMpi ? "mpi" : "tcp");
 }
 
 llvm::Expected<Rank> Rank::make(const Grid& grid, Communicator& host, const RankOptions& options) {

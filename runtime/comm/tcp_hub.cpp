@@ -288,6 +288,8 @@ llvm::Error Gathering::run(const std::string& host, int port, Clock::time_point 
     if (next) strangers_.push_back(std::move(*next));
     else llvm::consumeError(next.takeError());  // nobody new
     error = hear();
+    // A stranger that stops in the middle of a word would keep this loop awake.
+    if (!strangers_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   std::string why = llvm::toString(std::move(error));
   for (Socket& rank : ranks_)

@@ -1,6 +1,6 @@
 // Cross entropy and its gradient, a block a row of logits; or in parts, where a rank holds a piece
 // of each row: the part's log-sum-exp and the target's logit, then the loss from all parts. Losses
-// of tokens are added up in a fixed order. Tested by tests/gpu/kernels_gpu_test.cpp.
+// of tokens are added up in a fixed order. Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cuda/loss.h"
 
 #include "runtime/cuda/room.h"
@@ -30,6 +30,7 @@ struct Rows {
     Space space(dimsWithout(logits, {over}), tensors);
     if (!walk.set(space)) return unsupported(op, "dims in so odd an order");
     count = space.count();
+    if (count > INT32_MAX) return unsupported(op, "more than 2^31 rows");
     row.stride = strideOf(logits, over);
     row.size = row.valid = dim.size;
     if (rank == nullptr) return llvm::Error::success();

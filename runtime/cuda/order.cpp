@@ -1,4 +1,4 @@
-// Launches of the counting sort. Tested by tests/gpu/kernels_gpu_test.cpp.
+// Launches of the counting sort. Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cuda/order.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Makers of the choice of experts, its gradient, and who finds room. Loads and shares are added up
 // by fixed chunks of tokens, then chunk by chunk; room is counted by a stable count of each
-// sequence's choices (order.h). Tested by tests/gpu/kernels_gpu_test.cpp.
+// sequence's choices (order.h). Tested by tests/runtime/kernels_test.cpp.
 #include "runtime/cuda/route.h"
 
 #include "ir/verify_shapes.h"

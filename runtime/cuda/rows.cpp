@@ -1,7 +1,7 @@
 // Makers of what moves tokens to their experts' packed rows and back. Rows belong to one (token,
 // choice) each, so copies need no order; sums over a token's choices run in the order of the
 // choices. A rank that holds a piece of the experts has their rows alone. Tested by
-// tests/gpu/kernels_gpu_test.cpp.
+// tests/runtime/kernels_test.cpp.
 #include "runtime/cuda/rows.h"
 
 #include "runtime/cuda/order.h"

@@ -1,7 +1,7 @@
 // Lookup and its gradient. The gradient sorts tokens by entry (order.h) and adds up the rows of
 // each entry; entries that no token has are cleared before. Ids outside the table, or outside the
 // piece of it that this rank holds, read zeros and add nothing. Tested by
-// tests/gpu/kernels_gpu_test.cpp.
+// tests/runtime/kernels_test.cpp.
 #include "runtime/cuda/table.h"
 
 #include <bit>

@@ -32,18 +32,20 @@ inline double loadOne(const void* from, Elem elem, int64_t at) {
   return double(static_cast<const int32_t*>(from)[at]);
 }
 
-// A tensor in a device's memory, aligned as in an arena, with guards behind it.
+// A tensor in a device's memory, aligned as in an arena, or `shift` elements behind that, as slices of
+// variables may be; with guards behind it.
 class DeviceTensor {
  public:
-  DeviceTensor(Device& device, const Type& type)
+  DeviceTensor(Device& device, const Type& type, int64_t shift = 0)
       : device_(device), type_(type), bytes_(type.bytes()) {
     // Not more aligned than by 64 bytes.
-    auto memory = device.allocate(kAlign + bytes_ + kGuard);
+    int64_t offset = kAlign + shift * bytesPerElement(type.elem);
+    auto memory = device.allocate(offset + bytes_ + kGuard);
     if (!memory) {
       ADD_FAILURE() << llvm::toString(memory.takeError());
       std::abort();
     }
-    start_ = *memory + kAlign;
+    start_ = *memory + offset;
     std::vector<std::byte> garbage(size_t(bytes_ + kGuard), kGarbage);
     device.write(start_, garbage.data(), bytes_ + kGuard);
   }

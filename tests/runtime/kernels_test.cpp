@@ -1,7 +1,8 @@
 // Every kernel of a device against the reference, on random operands: a row of the table is an op
-// with its shapes; each runs in f32, bf16 and f64, in shuffled orders of dims, on three variants of the
-// device (equal to the bit), on a dying operand where that is allowed, and accumulating with and
-// without `first`. Guards behind each tensor catch what is written outside.
+// with its shapes; each runs in f32, bf16 and f64, in shuffled orders of dims, on three variants of
+// the device (equal to the bit), in slices that begin anywhere, on a dying operand where that is
+// allowed, and accumulating with and without `first`. Guards behind each tensor catch what is
+// written outside.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -92,7 +93,10 @@ const std::vector<Case>& cases() {
       {"sum_middle", K::Sum, {"f[b 6, s 5, h 4, w 8]"}, {"f[b 6, h 4]"}, {}, {},
        Option::Accumulates},
       {"sum_few", K::Sum, {"f[b 900, s 50, c 3]"}, {"f[c 3]"}, {}, {}, Option::Accumulates},
+      {"sum_deep", K::Sum, {"f[a 3, b 2, c 4, d 3, e 5, g 2]"}, {"f[b 2, d 3, g 2]"}, {}, {},
+       Option::Accumulates},
       {"permute", K::Sum, {"f[a 6, b 50, c 70]"}, {"f[c 70, b 50, a 6]"}},
+      {"permute_planes", K::Sum, {"f[a 40, b 3, d 2, c 70]"}, {"f[c 70, b 3, d 2, a 40]"}},
       {"accum", K::Accum, {"f[a 60, c 7]"}, {"g[a 60, c 7]"}, {}, {}, Option::Accumulates},
 
       // Products.
@@ -127,17 +131,23 @@ const std::vector<Case>& cases() {
        "offsets 50"}, Option::Accumulates},
       {"ragged_total", K::Sum, {"f[e 4, r 50~e, f 20, x 3]", "i[bound 5]"}, {"f[e 4, x 3]"}, {},
        {"", "offsets 50"}, Option::Accumulates},
+      {"ragged_bias_long", K::Sum, {"f[e 4, r 3000~e, f 20]", "i[bound 5]"}, {"f[e 4, f 20]"}, {},
+       {"", "offsets 3000"}, Option::Accumulates},
       {"spread", K::Spread, {"f[e 4, f 20]", "i[bound 5]"}, {"f[e 4, r 50~e, f 20]"}, {}, {"",
        "offsets 50"}},
 
       // Normalisation, tables, loss.
       {"softmax", K::Softmax, {"f[b 7, m 65]"}, {"f[b 7, m 65]"}, {{"over", "m"}}},
+      {"softmax_long", K::Softmax, {"f[b 3, m 9000]"}, {"f[b 3, m 9000]"}, {{"over", "m"}}},
+      {"softmax_narrow", K::Softmax, {"f[b 300, m 20]"}, {"f[b 300, m 20]"}, {{"over", "m"}}},
       {"softmax_grad", K::SoftmaxGrad, {"f[b 7, m 65]", "f[b 7, m 65]"}, {"f[b 7, m 65]"}, {{"over",
        "m"}}},
       {"rms_norm", K::Norm, {"f[b 3, s 9, m 48]"}, {"f[b 3, s 9, m 48]", "g[b 3, s 9]"}, {{"over",
        "m"}, {"eps", 1e-5}}},
       {"layer_norm", K::Norm, {"f[b 3, s 9, m 48]"}, {"f[b 3, s 9, m 48]", "g[b 3, s 9]"}, {{"over",
        "m"}, {"eps", 1e-5}, {"center", int64_t{1}}}},
+      {"layer_norm_long", K::Norm, {"f[b 3, m 1100]"}, {"f[b 3, m 1100]", "g[b 3]"}, {{"over", "m"},
+       {"eps", 1e-5}, {"center", int64_t{1}}}},
       {"rms_norm_grad", K::NormGrad, {"f[b 3, s 9, m 48]", "f[b 3, s 9, m 48]", "g[b 3, s 9]"},
        {"f[b 3, s 9, m 48]"}, {{"over", "m"}}},
       {"layer_norm_grad", K::NormGrad, {"f[b 3, s 9, m 48]", "f[b 3, s 9, m 48]", "g[b 3, s 9]"},
@@ -148,6 +158,10 @@ const std::vector<Case>& cases() {
        {{"over", "v"}}, {"ids 11"}, Option::Accumulates},
       {"lookup_grad_heads", K::LookupGrad, {"i[b 3, s 50]", "f[b 3, s 50, h 4, w 5]"},
        {"g[v 300, h 4, w 5]"}, {{"over", "v"}}, {"ids 300"}, Option::Accumulates},
+      {"lookup_grad_many", K::LookupGrad, {"i[b 3, s 900]", "f[b 3, s 900, m 16]"},
+       {"f[v 3000, m 16]"}, {{"over", "v"}}, {"ids 3000"}, Option::Accumulates},
+      {"lookup_grad_few", K::LookupGrad, {"i[b 3, s 300]", "f[b 3, s 300, m 12]"},
+       {"g[v 2, m 12]"}, {{"over", "v"}}, {"ids 2"}, Option::Accumulates},
       {"count_valid", K::CountValid, {"i[b 3, s 50]"}, {"i[]"}, {}, {"ids 11"}},
       {"cross_entropy", K::CrossEntropy, {"f[b 3, s 50, v 11]", "i[b 3, s 50]", "i[]"}, {"g[]",
        "g[b 3, s 50]"}, {{"over", "v"}, {"scale", 0.5}}, {"", "ids 11", "count 140"}},
@@ -163,12 +177,18 @@ const std::vector<Case>& cases() {
        "ids 11", "count 140"}},
       {"no_tokens", K::CrossEntropy, {"f[b 3, v 11]", "i[b 3]", "i[]"}, {"g[]", "g[b 3]"}, {{"over",
        "v"}}, {"", "ids 11", "count 0"}},
+      {"cross_entropy_wide", K::CrossEntropy, {"f[b 3, v 5003]", "i[b 3]", "i[]"}, {"g[]",
+       "g[b 3]"}, {{"over", "v"}}, {"", "ids 5003", "count 3"}},
+      {"cross_entropy_grad_wide", K::CrossEntropyGrad, {"f[b 3, v 5003]", "i[b 3]", "i[]",
+       "g[b 3]", "g[]"}, {"f[b 3, v 5003]"}, {{"over", "v"}}, {"", "ids 5003", "count 3"}},
 
       // Positions and attention.
       {"rope_half", K::Rope, {"f[b 2, s 9, h 3, w 16]"}, {"f[b 2, s 9, h 3, w 16]"}, {{"seq", "s"},
        {"by", "w"}, {"style", "half"}, {"theta", 10000.0}}},
       {"rope_pairs", K::Rope, {"f[b 2, s 9, h 3, w 16]"}, {"f[b 2, s 9, h 3, w 16]"}, {{"seq", "s"},
        {"by", "w"}, {"style", "pairs"}, {"theta", 500.0}, {"inverse", int64_t{1}}}},
+      {"rope_narrow", K::Rope, {"f[b 2, s 9, h 3, w 6]"}, {"f[b 2, s 9, h 3, w 6]"}, {{"seq", "s"},
+       {"by", "w"}, {"style", "half"}, {"theta", 10000.0}}},
       {"attend", K::Attend, {"f[b 2, s 70, h 4, w 16]", "f[b 2, s 70, h 4, w 16]",
        "f[b 2, s 70, h 4, w 16]"}, {"f[b 2, s 70, h 4, w 16]", "g[b 2, s 70, h 4]"}, {{"seq", "s"},
        {"by", "w"}, {"head", "h"}, {"kv", "h"}, {"scale", 0.25}}},
@@ -269,6 +289,9 @@ const std::vector<Case>& cases() {
       {"route_best_groups", K::Route, {"g[b 3, s 40, e 8]"}, {"i[b 3, s 40, k 2]",
        "g[b 3, s 40, k 2]", "g[e 8]", "g[e 8]"}, {{"over", "e"}, {"top", int64_t{2}},
        {"score", "softmax"}, {"groups", int64_t{4}}, {"kept", int64_t{2}}, {"group_score", "best"}}},
+      {"route_many_experts", K::Route, {"g[b 3, s 2, e 5000]", "g[e 5000]"}, {"i[b 3, s 2, k 40]",
+       "g[b 3, s 2, k 40]", "g[e 5000]", "g[e 5000]"}, {{"over", "e"}, {"top", int64_t{40}},
+       {"score", "sigmoid"}, {"normalise", int64_t{1}}}},
       {"route_grad", K::RouteGrad, {"f[b 3, s 40, e 8]", "i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]",
        "g[e 8]"}, {"f[b 3, s 40, e 8]"}, {{"over", "e"}, {"top", int64_t{2}},
        {"score", "softmax"}, {"normalise", int64_t{1}}}},
@@ -276,12 +299,21 @@ const std::vector<Case>& cases() {
        "g[b 3, s 40, k 2]", "g[b 3, e 8]"}, {"f[b 3, s 40, e 8]"}, {{"over", "e"}, {"seq", "s"},
        {"top", int64_t{2}}, {"score", "sigmoid"}, {"scale", 2.5}, {"per", "sequence"}, {"normalise",
        int64_t{1}}}},
+      {"route_grad_many_experts", K::RouteGrad, {"g[b 3, s 2, e 7000]", "i[b 3, s 2, k 40]",
+       "g[b 3, s 2, k 40]", "g[e 7000]"}, {"g[b 3, s 2, e 7000]"}, {{"over", "e"},
+       {"top", int64_t{40}}, {"score", "softmax"}, {"normalise", int64_t{1}}}},
       {"admit", K::Admit, {"i[b 3, s 40, k 2]"}, {"g[b 3, s 40, k 2]"}, {{"capacity", 0.9},
        {"experts", int64_t{8}}, {"seq", "s"}, {"choice", "k"}}, {"below 8"}},
+      {"admit_many", K::Admit, {"i[b 2, s 300, k 3]"}, {"g[b 2, s 300, k 3]"}, {{"capacity", 0.9},
+       {"experts", int64_t{40}}, {"seq", "s"}, {"choice", "k"}}, {"below 40"}},
       {"pack", K::Pack, {"i[b 3, s 40, k 2]"}, {"i[b 3, s 40, k 2]", "i[bound 9]"}, {{"experts",
        int64_t{8}}, {"choice", "k"}}, {"below 8"}},
       {"pack_admitted", K::Pack, {"i[b 3, s 40, k 2]", "g[b 3, s 40, k 2]"}, {"i[b 3, s 40, k 2]",
        "i[bound 9]"}, {{"experts", int64_t{8}}, {"choice", "k"}}, {"below 8"}},
+      {"pack_many", K::Pack, {"i[b 2, s 150, k 2]", "g[b 2, s 150, k 2]"}, {"i[b 2, s 150, k 2]",
+       "i[bound 1101]"}, {{"experts", int64_t{1100}}, {"choice", "k"}}, {"below 1100"}},
+      {"pack_very_many", K::Pack, {"i[b 2, s 3, k 5]"}, {"i[b 2, s 3, k 5]", "i[bound 9001]"},
+       {{"experts", int64_t{9000}}, {"choice", "k"}}, {"below 9000"}},
       {"dispatch", K::Dispatch, {"f[b 3, s 20, m 24]", "i[b 3, s 20, k 2]", "i[bound 9]"},
        {"f[e 8, r 130~e, m 24]"}, {{"over", "e"}}, {"", "rows 130", "all 110"}},
       {"dispatch_grad", K::DispatchGrad, {"f[e 8, r 130~e, m 24]", "i[b 3, s 20, k 2]",
@@ -291,6 +323,14 @@ const std::vector<Case>& cases() {
       {"combine_grad", K::CombineGrad, {"f[b 3, s 20, m 24]", "f[e 8, r 130~e, m 24]",
        "g[b 3, s 20, k 2]", "i[b 3, s 20, k 2]", "i[bound 9]"}, {"f[e 8, r 130~e, m 24]",
        "g[b 3, s 20, k 2]"}, {{"over", "e"}}, {"", "", "", "rows 130", "all 110"}},
+      {"dispatch_many", K::Dispatch, {"f[b 2, s 5, m 6, w 5]", "i[b 2, s 5, k 40]", "i[bound 9]"},
+       {"f[e 8, r 400~e, m 6, w 5]"}, {{"over", "e"}}, {"", "rows 400", "all 360"}},
+      {"combine_many", K::Combine, {"f[e 8, r 400~e, m 6, w 5]", "g[b 2, s 5, k 40]",
+       "i[b 2, s 5, k 40]", "i[bound 9]"}, {"f[b 2, s 5, m 6, w 5]"}, {{"over", "e"}}, {"", "",
+       "rows 400", "all 360"}},
+      {"combine_grad_many", K::CombineGrad, {"f[b 2, s 5, m 300]", "f[e 8, r 400~e, m 300]",
+       "g[b 2, s 5, k 40]", "i[b 2, s 5, k 40]", "i[bound 9]"}, {"f[e 8, r 400~e, m 300]",
+       "g[b 2, s 5, k 40]"}, {{"over", "e"}}, {"", "", "", "rows 400", "all 360"}},
 
       // The step.
       {"warmup", K::LearningRate, {"i[]"}, {"g[]"}, {{"lr", 0.1}, {"floor", 0.1}, {"warmup", 10.0},
@@ -429,9 +469,10 @@ void expectDone(llvm::Error error) {
   if (error) ADD_FAILURE() << llvm::toString(std::move(error));
 }
 
-// Runs the op once; `inPlace`: result 0 lies on operand 0. Checks all guards.
+// Runs the op once; `inPlace`: result 0 lies on operand 0; `shift`: how far behind aligned places
+// tensors begin. Checks all guards.
 Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vector<Array>& in,
-                const Array& before, const RunContext& context, bool inPlace) {
+                const Array& before, const RunContext& context, bool inPlace, int64_t shift = 0) {
   auto kernel = device.prepare(op);
   if (!kernel) {
     ADD_FAILURE() << test.name << ": " << llvm::toString(kernel.takeError());
@@ -443,13 +484,13 @@ Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vecto
   std::vector<const void*> from;
   for (size_t i = 0; i < in.size(); ++i) {
     operands.push_back(
-        std::make_unique<DeviceTensor>(device, op.operand(unsigned(i))->type));
+        std::make_unique<DeviceTensor>(device, op.operand(unsigned(i))->type, shift));
     operands.back()->set(in[i]);
     from.push_back(operands.back()->data());
   }
   std::vector<void*> to;
   for (const Type& type : typesOf(op)) {
-    results.push_back(std::make_unique<DeviceTensor>(device, type));
+    results.push_back(std::make_unique<DeviceTensor>(device, type, shift));
     if (op.var != nullptr) results.back()->set(before);
     if (inPlace && to.empty()) {
       results.back()->set(in[0]);
@@ -512,6 +553,23 @@ void makeConsistent(const Case& test, Bench& bench, std::vector<Array>& in) {
       in[size_t(at)][i] = double(usedRows(in[size_t(at) - 1]));
 }
 
+void compare(const Case& test, Elem elem, llvm::ArrayRef<Type> types, const Outcome& outcome,
+             llvm::ArrayRef<Array> wanted) {
+  for (size_t r = 0; r < wanted.size(); ++r) {
+    const Array& got = outcome.values[r];
+    double most = 0;
+    for (double x : wanted[r]) most = std::max(most, std::abs(x));
+    double bound = types[r].elem == Elem::I32
+                       ? 0
+                       : toleranceOf(elem, types[r]) * test.tolerance * std::max(most, 0.5);
+    ASSERT_EQ(got.size(), wanted[r].size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (std::abs(got[i] - wanted[r][i]) <= bound) continue;
+      FAIL() << "result " << r << " element " << i << ": " << got[i] << ", not " << wanted[r][i];
+    }
+  }
+}
+
 void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_t microbatch) {
   Bench bench;
   build(test, elem, order, accumulates, bench);
@@ -545,23 +603,13 @@ void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_
   auto one = makeTestDevice(1), two = makeTestDevice(2), three = makeTestDevice(3);
   Outcome base = runOnce(test, *one, op, in, before, context, false);
   if (base.values.empty()) return;
-  for (size_t r = 0; r < wanted.size(); ++r) {
-    const Array& got = base.values[r];
-    double most = 0;
-    for (double x : wanted[r]) most = std::max(most, std::abs(x));
-    double bound = types[r].elem == Elem::I32
-                       ? 0
-                       : toleranceOf(elem, types[r]) * test.tolerance * std::max(most, 0.5);
-    ASSERT_EQ(got.size(), wanted[r].size());
-    for (size_t i = 0; i < got.size(); ++i) {
-      if (std::abs(got[i] - wanted[r][i]) <= bound) continue;
-      FAIL() << "result " << r << " element " << i << ": " << got[i] << ", not " << wanted[r][i];
-    }
-  }
+  compare(test, elem, types, base, wanted);
   for (Device* device : {two.get(), three.get()}) {
     Outcome other = runOnce(test, *device, op, in, before, context, false);
     EXPECT_TRUE(other.bits == base.bits) << "variants";
   }
+  Outcome shifted = runOnce(test, *two, op, in, before, context, false, 1);
+  compare(test, elem, types, shifted, wanted);
   bool fits = op.has(InPlace) && op.var == nullptr && op.operands().size() > 0 &&
               op.operand(0)->type == types[0];
   if (fits) {
@@ -685,6 +733,29 @@ TEST_P(Fused, SumsIntoVariable) {
       in.push_back(rounded(x, randomValues({"fused", OpKind::Fused, {}, {}}, x, "", salt)));
     }
     checkFused(bench, elem, referenceOp(*plain.op, in, {}));
+  }
+}
+
+// More values at a time than registers hold.
+TEST_P(Fused, ManyInputs) {
+  Elem elem = GetParam();
+  Type x = parseType("f[b 9, s 10, m 72]", elem);
+  for (unsigned inputs : {5, 10, 18}) {
+    for (const char* kept : {"g[m 72]", "g[b 9, s 10]"}) {
+      FusedBench bench;
+      Type sum = parseType(kept, elem);
+      std::vector<Type> types(inputs, x);
+      types[1] = parseType("f[s 10]", elem);
+      bench.make(types, {x, sum}, [&](Builder& body, llvm::ArrayRef<Value*> in) {
+        Value* total = body.elementwise(OpKind::Mul, {in[0], in[1]});
+        for (Value* value : in.drop_front(2))
+          total = body.elementwise(OpKind::Add, {value, total});
+        Value* last = total;
+        for (Value* value : in) last = body.elementwise(OpKind::Max, {last, value});
+        return llvm::SmallVector<Value*>{last, body.value(OpKind::Sum, {total}, sum)};
+      });
+      checkFused(bench, elem);
+    }
   }
 }
 
