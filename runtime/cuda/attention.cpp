@@ -118,8 +118,16 @@ class Attention {
   static Choice choiceOf(const Kernel<AttendArgs>& forward, const Kernel<AttendArgs>& queries,
                          llvm::ArrayRef<const Kernel<AttendArgs>*> keys) {
     using Shape = AttendShape<D>;
-    return {&forward, &queries, {keys.begin(), keys.end()}, D, Shape::kQueries, Shape::kKeys,
-            Shape::kRows, Shape::kStep, Shape::kThreads, int64_t(sizeof(typename Shape::Forward)),
+    return {&forward,
+            &queries,
+            {keys.begin(), keys.end()},
+            D,
+            Shape::kQueries,
+            Shape::kKeys,
+            Shape::kRows,
+            Shape::kStep,
+            Shape::kThreads,
+            int64_t(sizeof(typename Shape::Forward)),
             int64_t(sizeof(typename Shape::Backward))};
   }
 
@@ -147,7 +155,8 @@ llvm::Error Attention::placeTensors(const Op& op) {
   llvm::SmallVector<Dim, 4> valueDims;
   for (const Dim& dim : memoryDims(v)) {
     bool isHead = grouped && dim.name == kv;
-    if (dim.name != seq && !isHead && (!q.has(dim.name) || dim.name == by)) valueDims.push_back(dim);
+    if (dim.name != seq && !isHead && (!q.has(dim.name) || dim.name == by))
+      valueDims.push_back(dim);
   }
   args_.widthQ = int32_t(q.size(by));
   for (const Use& use : uses_) {
@@ -172,7 +181,8 @@ void Attention::findParts(const Op& op) {
     llvm::SmallVector<int64_t, 6> strides(size_t(Role::kCount), 0);
     for (const Use& use : uses_) {
       bool isKey = use.like == Like::Key || use.like == Like::Value || use.like == Like::RowOfKeys;
-      strides[size_t(use.role)] = isKey ? strideOf(use.type, keyDim) : step * strideOf(use.type, dim);
+      strides[size_t(use.role)] =
+          isKey ? strideOf(use.type, keyDim) : step * strideOf(use.type, dim);
     }
     return strides;
   };
@@ -251,7 +261,8 @@ AttendSide Attention::sideOf(const Dim& dim, int64_t iteration, int32_t rows, in
     int32_t size = int32_t(segment.count);
     segments.push_back({int32_t(segment.at), int32_t(segment.first), size, number});
     for (int32_t i = 0; rows > 0 && i < size; i += rows)
-      tiles.push_back({int32_t(segment.at) + i, int32_t(segment.first) + i, std::min(rows, size - i)});
+      tiles.push_back(
+          {int32_t(segment.at) + i, int32_t(segment.first) + i, std::min(rows, size - i)});
     number += (size + step - 1) / step;
     count += size;
   }
@@ -351,12 +362,13 @@ AttendArgs Attention::argsOf(const Part& part) const {
 void Attention::launch(const Kernel<AttendArgs>& kernel, AttendArgs args, int64_t blocks,
                        int64_t bytes) {
   if (blocks == 0) return;
-  shared_.launch(kernel, {.x = uint32_t(blocks), .threads = choice_.threads,
-                          .sharedBytes = uint32_t(bytes)},
-                 args);
+  shared_.launch(
+      kernel, {.x = uint32_t(blocks), .threads = choice_.threads, .sharedBytes = uint32_t(bytes)},
+      args);
 }
 
-void Attention::launchWarps(const Kernel<AttendArgs>& kernel, const AttendArgs& args, int64_t warps) {
+void Attention::launchWarps(const Kernel<AttendArgs>& kernel, const AttendArgs& args,
+                            int64_t warps) {
   if (warps == 0) return;
   constexpr uint32_t kThreads = kAttendPlainThreads;
   shared_.launch(kernel, {.x = blocksFor(warps, kThreads / kWarp), .threads = kThreads}, args);

@@ -76,7 +76,8 @@ PLANC_DEVICE void addRows(const float (&weights)[kStep / 8][4], const uint16_t* 
 // keys holds two sums and two products); shared memory is 50 KiB a block for rows of 64, 65 KiB for
 // 128 and 129 KiB for 256, of which a multiprocessor holds one.
 template <int D, Pass kPass>
-PLANC_KERNEL(AttendShape<D>::kThreads, 2) attendGrad(AttendArgs a) {
+PLANC_KERNEL(AttendShape<D>::kThreads, 2)
+attendGrad(AttendArgs a) {
   using Role = AttendRole;
   using Shape = AttendShape<D>;
   constexpr int kRows = Shape::kRows, kStep = Shape::kStep, kThreads = Shape::kThreads;

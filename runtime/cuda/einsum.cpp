@@ -103,7 +103,8 @@ int64_t columnStep(const Loop& loop, int t, int64_t rows) {
 }
 
 // `rows` is along the columns of D in memory, and a dim of x; `columns` is one of y.
-std::optional<MatmulShape> shapeOf(const Loop& rows, const Loop& columns, const Loop& k, int x, int y) {
+std::optional<MatmulShape> shapeOf(const Loop& rows, const Loop& columns, const Loop& k, int x,
+                                   int y) {
   if (!isStep(rows, C)) return std::nullopt;
   MatmulShape s;
   s.m = rows.size, s.n = columns.size, s.k = k.size;
@@ -169,8 +170,7 @@ BlasPlan choose(const Product& p) {
 
 bool isKindOfBlas(const Product& p) {
   Elem a = p.types[A].elem, c = p.types[C].elem;
-  return a == p.types[B].elem && a != Elem::I32 &&
-         (c == a || (a == Elem::BF16 && c == Elem::F32));
+  return a == p.types[B].elem && a != Elem::I32 && (c == a || (a == Elem::BF16 && c == Elem::F32));
 }
 
 // Bytes that all of an operand's matrices begin at multiples of.
@@ -179,7 +179,7 @@ int64_t alignmentOf(const Product& p, const BlasPlan& plan) {
   for (int t : {A, B, C}) {
     int64_t size = bytesPerElement(p.types[t].elem);
     all = std::min(all, p.alignment(t) * size);
-    int64_t batch = t == C ? plan.shape.strideD
+    int64_t batch = t == C                       ? plan.shape.strideD
                     : (t == A) == plan.exchanged ? plan.shape.strideB
                                                  : plan.shape.strideA;
     llvm::SmallVector<int64_t, 8> steps = {batch};

@@ -24,8 +24,7 @@ namespace planc::cuda {
 
 // c += A B.
 PLANC_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -221,9 +220,9 @@ PLANC_DEVICE void copyTile(AsyncCopies& copies, uint16_t* tile, const uint16_t* 
   if (chunk * 8 / kColumns * kColumns >= width) return;
   if (chunk * 8 >= width) count = 0;
   const uint16_t* at = from + first * step + chunk * 8;
-#pragma unroll 4
+#pragma unroll 2
   for (int row = first; row < kRows; row += kAtOnce, at += kAtOnce * step)
-    copies.copy16(tile + chunkAt<D>(row, chunk), row < count ? at : from, row < count);
+    copies.copy16(tile + chunkAt<D>(row, chunk), at, row < count);
 }
 
 }  // namespace planc::cuda
