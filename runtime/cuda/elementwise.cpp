@@ -13,7 +13,7 @@
 namespace planc::cuda {
 namespace {
 
-constexpr int64_t kWantedBlocks = 512;  // enough for any GPU
+constexpr int64_t kWantedBlocks = 1024;  // enough for any GPU
 
 // Where a tensor is found when the kernel runs.
 struct Place {
@@ -179,13 +179,13 @@ struct Stage {
 
 // A kernel of ChainArgs and what it is good for.
 struct Tier {
-  int width, slots;
+  int width, slots, sumSlots;
   const cuda::Kernel<ChainArgs>*plain, *sum;
 };
 const Tier kTiers[] = {
-    {8, kFewSlots, &kChainFew, &kChainSumFew},
-    {8, kSomeSlots, &kChainSome, &kChainSumSome},
-    {4, kManySlots, &kChainMany, &kChainSumMany},
+    {8, kFewSlots, kFewSumSlots, &kChainFew, &kChainSumFew},
+    {8, kSomeSlots, kSomeSlots, &kChainSome, &kChainSumSome},
+    {4, kManySlots, kManySlots, &kChainMany, &kChainSumMany},
 };
 
 struct ShortStage : Stage {
@@ -240,7 +240,8 @@ const Tier* tierOf(const Form& form) {
     bool fitsBetter = form.axes.size() > 1 && row % tier.width != 0 && row % 4 == 0;
     Loops loops = loopsOf(form, tier.width);
     constexpr int64_t kMost = int64_t{1} << 32;
-    if (code.slots > tier.slots || fitsBetter || loops.cells() >= kMost || loops.items() >= kMost)
+    int slots = form.sums ? tier.sumSlots : tier.slots;
+    if (code.slots > slots || fitsBetter || loops.cells() >= kMost || loops.items() >= kMost)
       continue;
     return &tier;
   }
@@ -477,7 +478,7 @@ KernelOr makeMove(const Op& op, Move move, Shared& shared) {
   int64_t tiles = int64_t(blocksFor(args.rows, kTile)) * blocksFor(args.columns, kTile);
   LaunchShape shape;
   shape.x = uint32_t(tiles * found->planes);
-  shape.threads = kChainThreads;
+  shape.threads = kTransposeThreads;
   shape.sharedBytes = kTile * (kTile + 1) * (isWide ? sizeof(double) : sizeof(float));
   const auto& kernel = isWide ? kTransposeF64 : kTransposeF32;
   int64_t from = move.fromOffset * bytesPerElement(move.from);

@@ -216,46 +216,47 @@ PLANC_DEVICE int runUnit(const ChainArgs& a, const Place<uint32_t, kChainLoops>&
   return valid;
 }
 
-// Adds up a block's items: run(cell, item, total) adds one to the thread's total, put(cell, total) takes
-// a cell's. The order depends on the split alone. `scratch`: shared, V elements a thread.
-template <class T, int V, class Run, class Put>
+// Adds up a block's items (counted in Index): run(cell, item, x) gives one unit, put(cell, total) takes a
+// cell's. The order depends on the split alone. Totals live in `scratch`, V elements a thread of shared
+// memory: registers are for the slots.
+template <class Index, class T, int V, class Run, class Put>
 PLANC_DEVICE void sumBlock(const Split& split, T* scratch, Run&& run, Put&& put) {
   int thread = int(threadIdx.x), threads = int(blockDim.x);
   int shares = split.itemThreads, width = threads / shares;
   // Neighbouring threads have neighbouring units.
   int share = split.addsUp ? thread % shares : thread / width;
   int column = split.addsUp ? thread / shares : thread % width;
-  int64_t cell = int64_t(blockIdx.x) * width + column;
-  int64_t item = split.items * blockIdx.y / split.chunks;
-  int64_t end = split.items * (blockIdx.y + 1) / split.chunks;
-  T total[V];
-  fill(total, T(0));
-  if (cell < split.cells) {
-    for (item += share; item < end; item += shares) run(cell, item, total);
+  Index cell = Index(blockIdx.x) * width + column;
+  Index item = Index(split.items * blockIdx.y / split.chunks);
+  Index end = Index(split.items * (blockIdx.y + 1) / split.chunks);
+  bool exists = int64_t(cell) < split.cells;
+  T* mine = scratch + share * width + column;
+  UNROLL for (int i = 0; i < V; ++i) mine[i * threads] = T(0);
+  if (exists) {
+    for (item += share; item < end; item += shares) {
+      T x[V];
+      run(cell, item, x);
+      UNROLL for (int i = 0; i < V; ++i) mine[i * threads] += x[i];
+    }
   }
   if (split.addsUp) {
-    UNROLL for (int i = 1; i < V; ++i) total[0] += total[i];
+    UNROLL for (int i = 1; i < V; ++i) mine[0] += mine[i * threads];
   }
-  int rows = split.addsUp ? 1 : V, at = share * width + column;
-  if (shares > 1) {
-    UNROLL for (int i = 0; i < V; ++i)
-      if (i < rows) scratch[i * threads + at] = total[i];
+  int rows = split.addsUp ? 1 : V;
+  for (int half = shares / 2; half > 0; half /= 2) {
     __syncthreads();
-    for (int half = shares / 2; half > 0; half /= 2) {
-      if (share < half) {
-        UNROLL for (int i = 0; i < V; ++i)
-          if (i < rows) scratch[i * threads + at] += scratch[i * threads + at + half * width];
-      }
-      __syncthreads();
-    }
+    if (share >= half) continue;
     UNROLL for (int i = 0; i < V; ++i)
-      if (i < rows) total[i] = scratch[i * threads + at];
+      if (i < rows) mine[i * threads] += mine[i * threads + half * width];
   }
-  if (share == 0 && cell < split.cells) put(cell, total);
+  if (share > 0 || !exists) return;
+  T total[V];
+  UNROLL for (int i = 0; i < V; ++i) total[i] = mine[i * threads];
+  put(cell, total);
 }
 
-// Occupancy: 3 or 2 blocks of 256 threads on a multiprocessor (80 or 128 registers a thread, which hold
-// the slots); each thread has up to 16 or 32 bytes a slot under way.
+// Occupancy: 6, 5 or 4 blocks of 128 threads on a multiprocessor (80, 96 or 128 registers a thread, which
+// hold the slots); each thread has up to 16 or 32 bytes a slot under way.
 template <int V, int S, int kBlocks>
 PLANC_KERNEL(kChainThreads, kBlocks) chain(ChainArgs a) {
   int64_t unit = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -271,15 +272,14 @@ PLANC_KERNEL(kChainThreads, kBlocks) chainSum(ChainArgs a) {
   float* scratch = &sharedMemory<float>();
   const ChainTensor& target = a.tensors[a.inputs + a.outputs];
   Place<uint32_t, kChainLoops> place{};
-  auto run = [&](int64_t cell, int64_t item, float(&total)[V]) {
-    place.set(a.sizes, 0, a.cellLoops, uint32_t(cell));
-    place.set(a.sizes, a.cellLoops, a.loops, uint32_t(item));
-    float acc[V];
-    int valid = runUnit<V, S>(a, place, acc);
-    UNROLL for (int i = 0; i < V; ++i) total[i] += i < valid ? acc[i] : 0.0f;
+  auto run = [&](uint32_t cell, uint32_t item, float(&x)[V]) {
+    place.set(a.sizes, 0, a.cellLoops, cell);
+    place.set(a.sizes, a.cellLoops, a.loops, item);
+    int valid = runUnit<V, S>(a, place, x);
+    UNROLL for (int i = 0; i < V; ++i) x[i] = i < valid ? x[i] : 0.0f;
   };
-  auto put = [&](int64_t cell, float(&total)[V]) {
-    place.set(a.sizes, 0, a.cellLoops, uint32_t(cell));
+  auto put = [&](uint32_t cell, float(&total)[V]) {
+    place.set(a.sizes, 0, a.cellLoops, cell);
     int64_t at = int64_t(blockIdx.y) * a.chunkStride, left = V;
     UNROLL for (int l = 0; l < kChainLoops; ++l)
       if (l < a.cellLoops) at += int64_t(place.at[l]) * target.strides[l];
@@ -295,7 +295,7 @@ PLANC_KERNEL(kChainThreads, kBlocks) chainSum(ChainArgs a) {
     if (a.split.addsUp) storeOne(into, at, total[0]);
     else storeUnit(into, target.access, target.step, at, valid, total);
   };
-  sumBlock<float, V>(a.split, scratch, run, put);
+  sumBlock<uint32_t, float, V>(a.split, scratch, run, put);
 }
 
 // One element of any chain. `slots`: this thread's, blockDim.x apart.
@@ -329,7 +329,7 @@ PLANC_DEVICE T runLong(const LongArgs& a, const Place<int64_t, kLongLoops>& plac
 
 // Occupancy: as the slots in shared memory allow.
 template <class T>
-PLANC_KERNEL(kChainThreads, 2) longChain(LongArgs a) {
+PLANC_KERNEL(kChainThreads, 4) longChain(LongArgs a) {
   T* shared = &sharedMemory<T>();
   T* slots = shared + threadIdx.x;
   T* scratch = shared + int64_t(a.slots) * blockDim.x;
@@ -341,10 +341,10 @@ PLANC_KERNEL(kChainThreads, 2) longChain(LongArgs a) {
     runLong(a, place, slots);
     return;
   }
-  auto run = [&](int64_t cell, int64_t item, T(&total)[1]) {
+  auto run = [&](int64_t cell, int64_t item, T(&x)[1]) {
     place.set(a.sizes, 0, a.cellLoops, cell);
     place.set(a.sizes, a.cellLoops, a.loops, item);
-    total[0] += runLong(a, place, slots);
+    x[0] = runLong(a, place, slots);
   };
   auto put = [&](int64_t cell, T(&total)[1]) {
     place.set(a.sizes, 0, a.cellLoops, cell);
@@ -355,14 +355,14 @@ PLANC_KERNEL(kChainThreads, 2) longChain(LongArgs a) {
     if (a.split.adds) total[0] += loadOne<T>(asConst(into), at);
     storeOne(into, at, total[0]);
   };
-  sumBlock<T, 1>(a.split, scratch, run, put);
+  sumBlock<int64_t, T, 1>(a.split, scratch, run, put);
 }
 
 // A tile a block, 16 elements a thread under way; rows of shared memory are one element longer, so that
 // columns of it lie in different banks. Occupancy: 4 blocks of 256 threads, 17 KB of shared memory each.
 template <class T>
-PLANC_KERNEL(kChainThreads, 4) transpose(TransposeArgs a) {
-  constexpr int kRowsAtOnce = kChainThreads / kTile, kEach = kTile / kRowsAtOnce;
+PLANC_KERNEL(kTransposeThreads, 4) transpose(TransposeArgs a) {
+  constexpr int kRowsAtOnce = kTransposeThreads / kTile, kEach = kTile / kRowsAtOnce;
   T* tile = &sharedMemory<T>();
   int64_t columnTiles = (a.columns + kTile - 1) / kTile, rowTiles = (a.rows + kTile - 1) / kTile;
   int64_t block = blockIdx.x, plane = block / (columnTiles * rowTiles);
@@ -393,15 +393,15 @@ PLANC_KERNEL(kChainThreads, 4) transpose(TransposeArgs a) {
 
 }  // namespace
 
-PLANC_HANDLE(kChainFew, ChainArgs, kChainThreads, chain<8, kFewSlots, 3>)
-PLANC_HANDLE(kChainSome, ChainArgs, kChainThreads, chain<8, kSomeSlots, 2>)
-PLANC_HANDLE(kChainMany, ChainArgs, kChainThreads, chain<4, kManySlots, 2>)
-PLANC_HANDLE(kChainSumFew, ChainArgs, kChainThreads, chainSum<8, kFewSlots, 3>)
-PLANC_HANDLE(kChainSumSome, ChainArgs, kChainThreads, chainSum<8, kSomeSlots, 2>)
-PLANC_HANDLE(kChainSumMany, ChainArgs, kChainThreads, chainSum<4, kManySlots, 2>)
+PLANC_HANDLE(kChainFew, ChainArgs, kChainThreads, chain<8, kFewSlots, 6>)
+PLANC_HANDLE(kChainSome, ChainArgs, kChainThreads, chain<8, kSomeSlots, 4>)
+PLANC_HANDLE(kChainMany, ChainArgs, kChainThreads, chain<4, kManySlots, 4>)
+PLANC_HANDLE(kChainSumFew, ChainArgs, kChainThreads, chainSum<8, kFewSumSlots, 5>)
+PLANC_HANDLE(kChainSumSome, ChainArgs, kChainThreads, chainSum<8, kSomeSlots, 4>)
+PLANC_HANDLE(kChainSumMany, ChainArgs, kChainThreads, chainSum<4, kManySlots, 4>)
 PLANC_HANDLE(kLongChainF32, LongArgs, kChainThreads, longChain<float>)
 PLANC_HANDLE(kLongChainF64, LongArgs, kChainThreads, longChain<double>)
-PLANC_HANDLE(kTransposeF32, TransposeArgs, kChainThreads, transpose<float>)
-PLANC_HANDLE(kTransposeF64, TransposeArgs, kChainThreads, transpose<double>)
+PLANC_HANDLE(kTransposeF32, TransposeArgs, kTransposeThreads, transpose<float>)
+PLANC_HANDLE(kTransposeF64, TransposeArgs, kTransposeThreads, transpose<double>)
 
 }  // namespace planc::cuda

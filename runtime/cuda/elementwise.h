@@ -51,7 +51,7 @@ struct Split {
   bool adds;            // to what the result holds
 };
 
-inline constexpr int kChainThreads = 256;
+inline constexpr int kChainThreads = 128;
 inline constexpr int kChainLoops = 4, kChainTensors = 16, kChainSteps = 48, kChainConstants = 16;
 
 struct ChainTensor {
@@ -75,8 +75,8 @@ struct ChainArgs {
 };
 static_assert(sizeof(ChainArgs) <= 4000);
 
-// By how many slots a chain needs: V 8 with 3, V 8 with 6, V 4 with 14.
-inline constexpr int kFewSlots = 3, kSomeSlots = 6, kManySlots = 14;
+// By how many slots a chain needs: V 8 with 3 (or 2 and a sum), V 8 with 6, V 4 with 12.
+inline constexpr int kFewSlots = 3, kFewSumSlots = 2, kSomeSlots = 6, kManySlots = 12;
 extern const Kernel<ChainArgs> kChainFew, kChainSome, kChainMany;
 extern const Kernel<ChainArgs> kChainSumFew, kChainSumSome, kChainSumMany;
 
@@ -105,7 +105,7 @@ static_assert(sizeof(LongArgs) <= 4000);
 extern const Kernel<LongArgs> kLongChainF32, kLongChainF64;
 
 // Copies [planes][rows][columns] to where rows lie next to each other: tiles through shared memory.
-inline constexpr int kTile = 64, kPlaneLoops = 6;
+inline constexpr int kTransposeThreads = 256, kTile = 64, kPlaneLoops = 6;
 struct TransposeArgs {
   ConstRef from;
   Ref to;

@@ -61,7 +61,7 @@ KernelOr prepareAdamW(const Op& op, Shared& shared) {
   args.decay = op.attrs.number("decay");
   args.size = types[0].elements();
   const auto& kernel = isDouble(op) ? kAdamWF64 : kAdamWF32;
-  uint32_t most = uint32_t(3 * shared.gpu.multiprocessors());
+  uint32_t most = uint32_t(4 * shared.gpu.multiprocessors());
   LaunchShape shape;
   shape.x = std::min(blocksFor(args.size, kSweepWidth * kSweepThreads), std::max(most, 1u));
   shape.threads = kSweepThreads;

@@ -55,9 +55,10 @@ struct AdamWRates {
 };
 
 // The blocks that the GPU holds at a time go over all elements, so that powers are taken by few threads.
-// Occupancy: 3 blocks of 256 threads (80 registers a thread), each thread with 64 bytes under way.
+// Occupancy: 4 blocks of 256 threads in float (64 registers a thread), each thread with 64 bytes under
+// way; 2 in double.
 template <class T>
-PLANC_KERNEL(kSweepThreads, 3) adamw(AdamWArgs a) {
+PLANC_KERNEL(kSweepThreads, 2) adamw(AdamWArgs a) {
   constexpr int V = kSweepWidth;
   auto& rates = sharedMemory<AdamWRates<T>>();
   if (threadIdx.x == 0) {

@@ -83,6 +83,7 @@ PLANC_KERNEL(kPositionThreads, 4) dropout(DropoutArgs a) {
   if (a.isVector && valid == V) {
     load(a.x, at, x);
   } else {
+#pragma unroll
     for (int i = 0; i < V; ++i) {
       int64_t rest = at + i, from = 0;
       for (int l = 0; l < a.loops; ++l) {

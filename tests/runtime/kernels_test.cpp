@@ -51,6 +51,8 @@ struct Case {
 
 using Option = Case::Option;
 
+void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
+
 const std::vector<Case>& cases() {
   using K = OpKind;
   static const std::vector<Case> table = {
