@@ -1,8 +1,8 @@
-// Makers of attention's kernels: which heads are this rank's and how their rows lie, which positions its
-// queries and keys have, and which kernels can do it. Where ranks hold pieces of the heads, one may hold
-// some of the heads that share a key head, all of the next's, and none of another's: these are parts
-// with loops of their own, and launches of their own.
-// Tested by tests/gpu/kernels_gpu_test.cpp.
+// Makers of attention's kernels: which heads are this rank's and how their rows lie, which
+// positions its queries and keys have, and which kernels can do it. Where ranks hold pieces of the
+// heads, one may hold some of the heads that share a key head, all of the next's, and none of
+// another's: these are parts with loops of their own, and launches of their own. Tested by
+// tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/attention.h"
 
 #include <cmath>
@@ -54,8 +54,8 @@ int64_t countOf(llvm::ArrayRef<Loop> loops) {
   return count;
 }
 
-// Key heads [kv, kv + kvs) of this rank, each read by `group` heads, the first one's being from `head`
-// on.
+// Key heads [kv, kv + kvs) of this rank, each read by `group` heads, the first one's being from
+// `head` on.
 struct Heads {
   int64_t kv, kvs, head, group;
 };
@@ -106,7 +106,8 @@ class Attention {
   void launch(const Kernel<AttendArgs>& kernel, AttendArgs args, int64_t blocks, int64_t bytes);
   void launchWarps(const Kernel<AttendArgs>& kernel, const AttendArgs& args, int64_t warps);
 
-  // What serves rows of one width: kernels, the rows of their blocks and steps, their shared memory.
+  // What serves rows of one width: kernels, the rows of their blocks and steps, their shared
+  // memory.
   struct Choice {
     const Kernel<AttendArgs>*forward, *queries;
     llvm::SmallVector<const Kernel<AttendArgs>*, 2> keys;
@@ -320,7 +321,8 @@ llvm::Error Attention::analyse(const Op& op) {
   for (const Part& part : parts_)
     if (part.outer.size() + part.own.size() > size_t(kAttendLoops))
       return unsupported(op, "more loops around its rows than " + llvm::Twine(kAttendLoops));
-  args_.window = int32_t(op.attrs.integer("window"));
+  // Beyond all positions it is none, and must not overflow.
+  args_.window = int32_t(std::min<int64_t>(op.attrs.integer("window"), 1 << 29));
   args_.isCausal = op.isFlag("causal");
   args_.hasDocuments = op.operands().size() > size_t(op.info().minOperands);
   args_.goesOn = op.kind == OpKind::AttendBlock;

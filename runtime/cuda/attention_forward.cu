@@ -1,6 +1,6 @@
 // Attention on tensor cores. Four warps share a tile of queries, each its own rows of it, so that a
-// query's scores lie in four neighbouring lanes; keys and values are fetched by turns while the other are
-// in use.
+// query's scores lie in four neighbouring lanes; keys and values are fetched by turns while the
+// other are in use.
 #include "runtime/cuda/attention_device.h"
 #include "runtime/cuda/mma.h"
 
@@ -9,9 +9,9 @@ namespace {
 
 constexpr float kInfinity = __builtin_huge_valf();
 
-// Occupancy: 2 blocks of 128 threads on a multiprocessor, by registers (up to 255 a thread: sums and scores
-// alone take 192 at rows of 128); shared memory is 32 KiB a block for rows of 64, 64 KiB for 128 and
-// 96 KiB for 256 (of which an A100 holds one).
+// Occupancy: 2 blocks of 128 threads on a multiprocessor, by registers (up to 255 a thread: sums
+// and scores alone take 192 at rows of 128); shared memory is 32 KiB a block for rows of 64, 64 KiB
+// for 128 and 96 KiB for 256 (of which an A100 holds one).
 template <int D>
 PLANC_KERNEL(AttendShape<D>::kThreads, 2)
 attend(AttendArgs a) {
@@ -219,9 +219,9 @@ attend(AttendArgs a) {
     float sum = total[i];
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    float inverse = sum > 0 ? 1.f / sum : 0.f;
+    float inverse = sum == 0 ? 0.f : 1.f / sum;
     // Of the keys before alone it is as it was.
-    float lse = sum > 0 ? most[i] + logf(sum) : kAttendNoKeys;
+    float lse = sum == 0 ? kAttendNoKeys : most[i] + logf(sum);
     if (rowOf(i) >= block.rows) continue;
     int64_t row = block.at + rowOf(i);
     if (pair == 0) storeOne(toLse, startLse + row * tensorLse.row, lse);

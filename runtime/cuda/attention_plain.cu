@@ -1,6 +1,7 @@
-// Attention without tensor cores, in float and double, for rows of any width and any steps; and what the
-// others need beforehand: da . a of each query, and which documents each tile holds. A block's tiles and
-// sums lie in shared memory; a thread makes one score, or one element of a sum, at a time.
+// Attention without tensor cores, in float and double, for rows of any width and any steps; and
+// what the others need beforehand: da . a of each query, and which documents each tile holds. A
+// block's tiles and sums lie in shared memory; a thread makes one score, or one element of a sum,
+// at a time.
 #include "runtime/cuda/attention_device.h"
 
 namespace planc::cuda {
@@ -65,7 +66,8 @@ PLANC_DEVICE void loadIds(const AttendArgs& a, int role, const AttendHead& at,
     ids[row] = from[row * a.tensors[role].row];
 }
 
-// Occupancy: as shared memory allows, which the host keeps to 96 KiB a block: 2 blocks of 256 threads.
+// Occupancy: as shared memory allows, which the host keeps to 96 KiB a block: 2 blocks of 256
+// threads.
 template <class T>
 PLANC_KERNEL(kThreads, 2)
 attend(AttendArgs a) {
@@ -157,7 +159,7 @@ attend(AttendArgs a) {
   }
   __syncthreads();
   for (int row = thread; row < block.rows; row += kThreads) {
-    bool isSeeing = total[row] > 0 || total[row] != total[row];
+    bool isSeeing = total[row] != T(0);
     T lse = isSeeing ? most[row] + logOf(total[row]) : T(kAttendNoKeys);
     storeOne(toLse, startLse + row * tensorLse.row, lse);
     total[row] = isSeeing ? T(1) / total[row] : T(0);
@@ -265,7 +267,8 @@ attendGrad(AttendArgs a) {
   if (isOfKeys) storeTile(toSecond, startSecond, block.rows, widthV, second, T(1));
 }
 
-// Memory-bound; occupancy: 8 blocks of 256 threads on a multiprocessor (32 registers a thread): all.
+// Memory-bound; occupancy: 8 blocks of 256 threads on a multiprocessor (32 registers a thread):
+// all.
 template <class T>
 PLANC_KERNEL(kThreads, 4)
 stats(AttendArgs a) {

@@ -1,9 +1,9 @@
-// Products summed by name. Names fall into four classes (see einsum.h); neighbours that collapse are merged.
-// Where one loop of each of m, n and k makes a matrix product that the BLAS takes, one more may be its
-// batch, and the rest are products one after the other; what is no matrix product, or mixes element
-// types, or would be very many small ones, goes to kernels of our own. So do the products of groups, for
-// which the host would have to know how many rows they have.
-// Tested by tests/gpu/kernels_gpu_test.cpp.
+// Products summed by name. Names fall into four classes (see einsum.h); neighbours that collapse
+// are merged. Where one loop of each of m, n and k makes a matrix product that the BLAS takes, one
+// more may be its batch, and the rest are products one after the other; what is no matrix product,
+// or mixes element types, or would be very many small ones, goes to kernels of our own. So do the
+// products of groups, for which the host would have to know how many rows they have. Tested by
+// tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/einsum.h"
 
 #include "runtime/cuda/product.h"

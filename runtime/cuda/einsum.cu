@@ -1,5 +1,5 @@
-// See einsum.h. Offsets of a tile's rows, columns and depths are made once, so that the products know
-// nothing of loops.
+// See einsum.h. Offsets of a tile's rows, columns and depths are made once, so that the products
+// know nothing of loops.
 #include "runtime/cuda/einsum.h"
 
 #include "runtime/cuda/device_code.h"
@@ -185,7 +185,8 @@ PLANC_DEVICE Offsets offsetsOfOutput(const EinsumArgs& e, int64_t output) {
   return {n.a + m.a + outer.a, n.b + m.b + outer.b, n.c + m.c + outer.c};
 }
 
-// Memory-bound. Occupancy: 4 blocks of 256 threads on a multiprocessor (64 registers a thread): half.
+// Memory-bound. Occupancy: 4 blocks of 256 threads on a multiprocessor (64 registers a thread):
+// half.
 template <class T>
 PLANC_KERNEL(kThreads, 4)
 dots(EinsumArgs e) {

@@ -1,5 +1,5 @@
-// Products that are no matrix products, or whose tensors no BLAS takes: any dims in any order, any mix
-// of element types, and rows that groups share. The names fall into four classes:
+// Products that are no matrix products, or whose tensors no BLAS takes: any dims in any order, any
+// mix of element types, and rows that groups share. The names fall into four classes:
 //   outer: in all three, or around it    m: a and c    n: b and c    k: summed
 // whose loops are walked as one.
 #pragma once

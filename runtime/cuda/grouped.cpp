@@ -10,7 +10,8 @@ namespace {
 bool isOneLoop(const Loops& loops) { return loops.size() == 1 && loops[0].size > 1; }
 bool isNone(const Loops& loops) { return countOf(loops) == 1; }
 
-// The product as args, without pointers; none: it has other loops, or rows that are no 16-byte pieces.
+// The product as args, without pointers; none: it has other loops, or rows that are no 16-byte
+// pieces.
 std::optional<GroupedArgs> argsOf(Product& p) {
   const RaggedDim& ragged = p.ragged;
   bool isSum = ragged.role == Ragged::Sum;

@@ -19,8 +19,8 @@ PLANC_DEVICE Place placeOf(int64_t block, int tilesM, int tilesN) {
   return {rest / wide, strip * kWide + rest % wide};
 }
 
-// Occupancy: 2 blocks of 256 threads on a multiprocessor (128 registers a thread, 64 KiB of shared memory
-// a block): a quarter, with two tiles on the way while one is in use.
+// Occupancy: 2 blocks of 256 threads on a multiprocessor (128 registers a thread, 64 KiB of shared
+// memory a block): a quarter, with two tiles on the way while one is in use.
 template <Ragged kRagged, bool bByK>
 PLANC_KERNEL(kThreads, 2)
 grouped(GroupedArgs g) {
