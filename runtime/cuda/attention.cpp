@@ -1,8 +1,8 @@
-// Makers of attention's kernels: which heads are this rank's and how their rows lie, which positions its
-// queries and keys have, and which kernels can do it. Where ranks hold pieces of the heads, one may hold
-// some of the heads that share a key head, all of the next's, and none of another's: these are parts
-// with loops of their own, and launches of their own.
-// Tested by tests/gpu/kernels_gpu_test.cpp.
+// Makers of attention's kernels: which heads are this rank's and how their rows lie, which
+// positions its queries and keys have, and which kernels can do it. Where ranks hold pieces of the
+// heads, one may hold some of the heads that share a key head, all of the next's, and none of
+// another's: these are parts with loops of their own, and launches of their own. Tested by
+// tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/attention.h"
 
 #include <cmath>
@@ -54,8 +54,8 @@ int64_t countOf(llvm::ArrayRef<Loop> loops) {
   return count;
 }
 
-// Key heads [kv, kv + kvs) of this rank, each read by `group` heads, the first one's being from `head`
-// on.
+// Key heads [kv, kv + kvs) of this rank, each read by `group` heads, the first one's being from
+// `head` on.
 struct Heads {
   int64_t kv, kvs, head, group;
 };
@@ -106,7 +106,8 @@ class Attention {
   void launch(const Kernel<AttendArgs>& kernel, AttendArgs args, int64_t blocks, int64_t bytes);
   void launchWarps(const Kernel<AttendArgs>& kernel, const AttendArgs& args, int64_t warps);
 
-  // What serves rows of one width: kernels, the rows of their blocks and steps, their shared memory.
+  // What serves rows of one width: kernels, the rows of their blocks and steps, their shared
+  // memory.
   struct Choice {
     const Kernel<AttendArgs>*forward, *queries;
     llvm::SmallVector<const Kernel<AttendArgs>*, 2> keys;
@@ -118,8 +119,16 @@ class Attention {
   static Choice choiceOf(const Kernel<AttendArgs>& forward, const Kernel<AttendArgs>& queries,
                          llvm::ArrayRef<const Kernel<AttendArgs>*> keys) {
     using Shape = AttendShape<D>;
-    return {&forward, &queries, {keys.begin(), keys.end()}, D, Shape::kQueries, Shape::kKeys,
-            Shape::kRows, Shape::kStep, Shape::kThreads, int64_t(sizeof(typename Shape::Forward)),
+    return {&forward,
+            &queries,
+            {keys.begin(), keys.end()},
+            D,
+            Shape::kQueries,
+            Shape::kKeys,
+            Shape::kRows,
+            Shape::kStep,
+            Shape::kThreads,
+            int64_t(sizeof(typename Shape::Forward)),
             int64_t(sizeof(typename Shape::Backward))};
   }
 
@@ -147,7 +156,8 @@ llvm::Error Attention::placeTensors(const Op& op) {
   llvm::SmallVector<Dim, 4> valueDims;
   for (const Dim& dim : memoryDims(v)) {
     bool isHead = grouped && dim.name == kv;
-    if (dim.name != seq && !isHead && (!q.has(dim.name) || dim.name == by)) valueDims.push_back(dim);
+    if (dim.name != seq && !isHead && (!q.has(dim.name) || dim.name == by))
+      valueDims.push_back(dim);
   }
   args_.widthQ = int32_t(q.size(by));
   for (const Use& use : uses_) {
@@ -172,7 +182,8 @@ void Attention::findParts(const Op& op) {
     llvm::SmallVector<int64_t, 6> strides(size_t(Role::kCount), 0);
     for (const Use& use : uses_) {
       bool isKey = use.like == Like::Key || use.like == Like::Value || use.like == Like::RowOfKeys;
-      strides[size_t(use.role)] = isKey ? strideOf(use.type, keyDim) : step * strideOf(use.type, dim);
+      strides[size_t(use.role)] =
+          isKey ? strideOf(use.type, keyDim) : step * strideOf(use.type, dim);
     }
     return strides;
   };
@@ -251,7 +262,8 @@ AttendSide Attention::sideOf(const Dim& dim, int64_t iteration, int32_t rows, in
     int32_t size = int32_t(segment.count);
     segments.push_back({int32_t(segment.at), int32_t(segment.first), size, number});
     for (int32_t i = 0; rows > 0 && i < size; i += rows)
-      tiles.push_back({int32_t(segment.at) + i, int32_t(segment.first) + i, std::min(rows, size - i)});
+      tiles.push_back(
+          {int32_t(segment.at) + i, int32_t(segment.first) + i, std::min(rows, size - i)});
     number += (size + step - 1) / step;
     count += size;
   }
@@ -309,7 +321,8 @@ llvm::Error Attention::analyse(const Op& op) {
   for (const Part& part : parts_)
     if (part.outer.size() + part.own.size() > size_t(kAttendLoops))
       return unsupported(op, "more loops around its rows than " + llvm::Twine(kAttendLoops));
-  args_.window = int32_t(op.attrs.integer("window"));
+  // Beyond all positions it is none, and must not overflow.
+  args_.window = int32_t(std::min<int64_t>(op.attrs.integer("window"), 1 << 29));
   args_.isCausal = op.isFlag("causal");
   args_.hasDocuments = op.operands().size() > size_t(op.info().minOperands);
   args_.goesOn = op.kind == OpKind::AttendBlock;
@@ -351,12 +364,13 @@ AttendArgs Attention::argsOf(const Part& part) const {
 void Attention::launch(const Kernel<AttendArgs>& kernel, AttendArgs args, int64_t blocks,
                        int64_t bytes) {
   if (blocks == 0) return;
-  shared_.launch(kernel, {.x = uint32_t(blocks), .threads = choice_.threads,
-                          .sharedBytes = uint32_t(bytes)},
-                 args);
+  shared_.launch(
+      kernel, {.x = uint32_t(blocks), .threads = choice_.threads, .sharedBytes = uint32_t(bytes)},
+      args);
 }
 
-void Attention::launchWarps(const Kernel<AttendArgs>& kernel, const AttendArgs& args, int64_t warps) {
+void Attention::launchWarps(const Kernel<AttendArgs>& kernel, const AttendArgs& args,
+                            int64_t warps) {
   if (warps == 0) return;
   constexpr uint32_t kThreads = kAttendPlainThreads;
   shared_.launch(kernel, {.x = blocksFor(warps, kThreads / kWarp), .threads = kThreads}, args);

@@ -1,6 +1,6 @@
-// Attention's kernels. A block has a tile of queries (of keys, for their gradients) and meets the tiles
-// of the other side that it sees, one after the other (Dao, FlashAttention-2, 2023). On tensor cores
-// where all is bf16 and rows lie as they want them; plain for the rest.
+// Attention's kernels. A block has a tile of queries (of keys, for their gradients) and meets the
+// tiles of the other side that it sees, one after the other (Dao, FlashAttention-2, 2023). On
+// tensor cores where all is bf16 and rows lie as they want them; plain for the rest.
 #pragma once
 
 #include "runtime/cuda/kernel.h"
@@ -40,7 +40,7 @@ struct AttendSide {
   const AttendSegment* segments;
   const AttendTile* tiles;  // what blocks have, padding included
   int32_t segmentCount, tileCount;
-  // The least and the greatest document of each tile that this side moves by, by head; null: all alike.
+  // The least and the greatest document of each tile that this side moves by, by head. Null: all.
   const int32_t* documents;
   int32_t documentTiles;  // of a head
 };
@@ -48,8 +48,8 @@ struct AttendSide {
 struct AttendArgs {
   AttendTensor tensors[AttendRole::kCount];
   int64_t start[AttendRole::kCount];  // first elements
-  // Heads: outer loops, which queries and keys have, and inner ones over the queries that share a key
-  // head. A query's head is outer * own + inner.
+  // Heads: outer loops, which queries and keys have, and inner ones over the queries that share a
+  // key head. A query's head is outer * own + inner.
   AttendLoop loops[kAttendLoops];
   int32_t outerLoops, loopCount;
   int32_t outer, own;
@@ -59,15 +59,16 @@ struct AttendArgs {
   int32_t window;  // 0: none
   bool isCausal, hasDocuments, goesOn;
   double scale;
-  // Of each query's row, by head and row: {log-sum-exp in units of log 2, da . a}, in float or double.
+  // Of each query's row, by head and row: {log-sum-exp in units of log 2, da . a}, in float or
+  // double.
   void* stats;
-  int32_t tile;  // of the plain kernels: rows of a tile, of either side
+  int32_t tile;  // rows of the tiles that a side moves by; of the plain kernels, of all tiles
 };
 
 constexpr float kAttendNoKeys = -1e38f;  // the log-sum-exp of none
 
-// On tensor cores: rows that a block has, forward and backward, and that it moves by. Rows are at most D
-// wide.
+// On tensor cores: rows that a block has, forward and backward, and that it moves by. Rows are at
+// most D wide.
 template <int D>
 struct AttendShape {
   static constexpr int kThreads = 128;

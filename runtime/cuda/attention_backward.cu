@@ -1,5 +1,6 @@
-// Attention's gradients on tensor cores. The probabilities are made again from the saved log-sum-exp.
-// Two passes of one form: a block has a tile of one side (x0, x1) and meets those of the other (y0, y1):
+// Attention's gradients on tensor cores. The probabilities are made again from the saved
+// log-sum-exp. Two passes of one form: a block has a tile of one side (x0, x1) and meets those of
+// the other (y0, y1):
 //   of queries: x = q, da; y = k, v:     dq = scale * ds y0
 //   of keys:    x = k, v;  y = q, da:    dk = scale * ds y0, dv = p y1
 // with p = exp2(scale * x0 y0 - lse), ds = p * (x1 y1 - da . a). A pass over queries makes the
@@ -72,11 +73,12 @@ PLANC_DEVICE void addRows(const float (&weights)[kStep / 8][4], const uint16_t* 
   }
 }
 
-// Occupancy: 2 blocks of 128 threads on a multiprocessor by registers (up to 255 a thread: a pass over
-// keys holds two sums and two products); shared memory is 50 KiB a block for rows of 64, 65 KiB for
-// 128 and 129 KiB for 256, of which a multiprocessor holds one.
+// Occupancy: 2 blocks of 128 threads on a multiprocessor by registers (up to 255 a thread: a pass
+// over keys holds two sums and two products); shared memory is 50 KiB a block for rows of 64, 65
+// KiB for 128 and 129 KiB for 256, of which a multiprocessor holds one.
 template <int D, Pass kPass>
-PLANC_KERNEL(AttendShape<D>::kThreads, 2) attendGrad(AttendArgs a) {
+PLANC_KERNEL(AttendShape<D>::kThreads, 2)
+attendGrad(AttendArgs a) {
   using Role = AttendRole;
   using Shape = AttendShape<D>;
   constexpr int kRows = Shape::kRows, kStep = Shape::kStep, kThreads = Shape::kThreads;

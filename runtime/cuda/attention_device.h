@@ -1,5 +1,5 @@
-// What attention's kernels have in common, forward and backward: where a head's rows begin, and which
-// tiles of the other side a tile sees. For attention*.cu only.
+// What attention's kernels have in common, forward and backward: where a head's rows begin, and
+// which tiles of the other side a tile sees. For attention*.cu only.
 #pragma once
 
 #include "runtime/cuda/attention.h"
@@ -141,7 +141,8 @@ class TileWalk {
   int next_ = 0, tile_ = -1, end_ = 0;
 };
 
-// A block's tile of one side, and its heads. Later tiles, which see more where it is causal, go first.
+// A block's tile of one side, and its heads. Later tiles, which see more where it is causal, go
+// first.
 struct AttendBlock {
   AttendTile tile;
   int head;

@@ -1,6 +1,6 @@
 // Attention on tensor cores. Four warps share a tile of queries, each its own rows of it, so that a
-// query's scores lie in four neighbouring lanes; keys and values are fetched by turns while the other are
-// in use.
+// query's scores lie in four neighbouring lanes; keys and values are fetched by turns while the
+// other are in use.
 #include "runtime/cuda/attention_device.h"
 #include "runtime/cuda/mma.h"
 
@@ -9,11 +9,12 @@ namespace {
 
 constexpr float kInfinity = __builtin_huge_valf();
 
-// Occupancy: 2 blocks of 128 threads on a multiprocessor, by registers (up to 255 a thread: sums and scores
-// alone take 192 at rows of 128); shared memory is 32 KiB a block for rows of 64, 64 KiB for 128 and
-// 96 KiB for 256 (of which an A100 holds one).
+// Occupancy: 2 blocks of 128 threads on a multiprocessor, by registers (up to 255 a thread: sums
+// and scores alone take 192 at rows of 128); shared memory is 32 KiB a block for rows of 64, 64 KiB
+// for 128 and 96 KiB for 256 (of which an A100 holds one).
 template <int D>
-PLANC_KERNEL(AttendShape<D>::kThreads, 2) attend(AttendArgs a) {
+PLANC_KERNEL(AttendShape<D>::kThreads, 2)
+attend(AttendArgs a) {
   using Role = AttendRole;
   using Shape = AttendShape<D>;
   constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
@@ -65,15 +66,17 @@ PLANC_KERNEL(AttendShape<D>::kThreads, 2) attend(AttendArgs a) {
     keyDocuments = at.rows<const int32_t>(Role::OfKeys, 0);
   }
   AsyncCopies copies;
-  copyTile<D, Shape::kQueries, kThreads>(copies, shared.q, at.rows<const uint16_t>(Role::Q, block.at),
+  copyTile<D, Shape::kQueries, kThreads>(copies, shared.q,
+                                         at.rows<const uint16_t>(Role::Q, block.at),
                                          a.tensors[Role::Q].row, block.rows, a.widthQ);
-  const uint16_t *keys = at.rows<const uint16_t>(Role::K, 0);
-  const uint16_t *values = at.rows<const uint16_t>(Role::V, 0);
+  const uint16_t* keys = at.rows<const uint16_t>(Role::K, 0);
+  const uint16_t* values = at.rows<const uint16_t>(Role::V, 0);
   TileWalk walk(a.keys, kKeys, keysSeen(a, block), outer, mine);
   auto fetchKeys = [&] {
     AttendTile tile = walk.tile();
     int64_t step = a.tensors[Role::K].row;
-    copyTile<D, kKeys, kThreads>(copies, shared.k, keys + tile.at * step, step, tile.rows, a.widthQ);
+    copyTile<D, kKeys, kThreads>(copies, shared.k, keys + tile.at * step, step, tile.rows,
+                                 a.widthQ);
     copies.commit();
     if (a.hasDocuments && int(threadIdx.x) < tile.rows)
       shared.keyDocuments[threadIdx.x] =
@@ -173,7 +176,8 @@ PLANC_KERNEL(AttendShape<D>::kThreads, 2) attend(AttendArgs a) {
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-        for (int j = half; j < half + 2; ++j) sum += row[n][j] = fastExp2(row[n][j] * scale - shift);
+        for (int j = half; j < half + 2; ++j)
+          sum += row[n][j] = fastExp2(row[n][j] * scale - shift);
       }
       total[i] = total[i] * rescale + sum;
 #pragma unroll
@@ -215,9 +219,9 @@ PLANC_KERNEL(AttendShape<D>::kThreads, 2) attend(AttendArgs a) {
     float sum = total[i];
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    float inverse = sum > 0 ? 1.f / sum : 0.f;
+    float inverse = sum == 0 ? 0.f : 1.f / sum;
     // Of the keys before alone it is as it was.
-    float lse = sum > 0 ? most[i] + logf(sum) : kAttendNoKeys;
+    float lse = sum == 0 ? kAttendNoKeys : most[i] + logf(sum);
     if (rowOf(i) >= block.rows) continue;
     int64_t row = block.at + rowOf(i);
     if (pair == 0) storeOne(toLse, startLse + row * tensorLse.row, lse);

@@ -1,6 +1,7 @@
-// Attention without tensor cores, in float and double, for rows of any width and any steps; and what the
-// others need beforehand: da . a of each query, and which documents each tile holds. A block's tiles and
-// sums lie in shared memory; a thread makes one score, or one element of a sum, at a time.
+// Attention without tensor cores, in float and double, for rows of any width and any steps; and
+// what the others need beforehand: da . a of each query, and which documents each tile holds. A
+// block's tiles and sums lie in shared memory; a thread makes one score, or one element of a sum,
+// at a time.
 #include "runtime/cuda/attention_device.h"
 
 namespace planc::cuda {
@@ -58,16 +59,18 @@ PLANC_DEVICE T dot(const T* a, const T* b, int width) {
   for (int i = 0; i < width; ++i) sum += a[i] * b[i];
   return sum;
 }
-PLANC_DEVICE void loadIds(const AttendArgs& a, int role, const AttendHead& at, const AttendTile& tile,
-                          int32_t* ids) {
+PLANC_DEVICE void loadIds(const AttendArgs& a, int role, const AttendHead& at,
+                          const AttendTile& tile, int32_t* ids) {
   const int32_t* from = at.rows<const int32_t>(role, tile.at);
   for (int row = int(threadIdx.x); row < tile.rows; row += kThreads)
     ids[row] = from[row * a.tensors[role].row];
 }
 
-// Occupancy: as shared memory allows, which the host keeps to 96 KiB a block: 2 blocks of 256 threads.
+// Occupancy: as shared memory allows, which the host keeps to 96 KiB a block: 2 blocks of 256
+// threads.
 template <class T>
-PLANC_KERNEL(kThreads, 2) attend(AttendArgs a) {
+PLANC_KERNEL(kThreads, 2)
+attend(AttendArgs a) {
   using Role = AttendRole;
   const T infinity = T(__builtin_huge_val());
   auto [block, head] = blockOf(a.queries);
@@ -102,7 +105,8 @@ PLANC_KERNEL(kThreads, 2) attend(AttendArgs a) {
   const AttendTensor& lseBefore = a.tensors[Role::LseBefore];
   loadTile(tensorQ, at.start(Role::Q) + block.at * tensorQ.row, block.rows, widthQ, q, widthQ);
   if (a.goesOn)
-    loadTile(before, at.start(Role::Before) + block.at * before.row, block.rows, widthV, sums, widthV);
+    loadTile(before, at.start(Role::Before) + block.at * before.row, block.rows, widthV, sums,
+             widthV);
   for (int i = thread; !a.goesOn && i < block.rows * widthV; i += kThreads) sums[i] = 0;
   for (int row = thread; row < block.rows; row += kThreads) {
     most[row] = -infinity;
@@ -131,7 +135,8 @@ PLANC_KERNEL(kThreads, 2) attend(AttendArgs a) {
     __syncthreads();
     for (int row = thread / kWarp; row < block.rows; row += kThreads / kWarp) {
       T high = most[row], sum = 0;
-      for (int key = lane; key < tile.rows; key += kWarp) high = greater(scores[row * n + key], high);
+      for (int key = lane; key < tile.rows; key += kWarp)
+        high = greater(scores[row * n + key], high);
       high = warpMax(high);
       // A query that saw no key yet has no maximum: its exponentials are all zero.
       T shift = high == -infinity ? T(0) : high;
@@ -154,7 +159,7 @@ PLANC_KERNEL(kThreads, 2) attend(AttendArgs a) {
   }
   __syncthreads();
   for (int row = thread; row < block.rows; row += kThreads) {
-    bool isSeeing = total[row] > 0 || total[row] != total[row];
+    bool isSeeing = total[row] != T(0);
     T lse = isSeeing ? most[row] + logOf(total[row]) : T(kAttendNoKeys);
     storeOne(toLse, startLse + row * tensorLse.row, lse);
     total[row] = isSeeing ? T(1) / total[row] : T(0);
@@ -167,7 +172,8 @@ PLANC_KERNEL(kThreads, 2) attend(AttendArgs a) {
 
 // See attention_backward.cu. Occupancy: as above.
 template <class T, bool isOfKeys>
-PLANC_KERNEL(kThreads, 2) attendGrad(AttendArgs a) {
+PLANC_KERNEL(kThreads, 2)
+attendGrad(AttendArgs a) {
   using Role = AttendRole;
   constexpr int kX0 = isOfKeys ? Role::K : Role::Q, kX1 = isOfKeys ? Role::V : Role::Da;
   constexpr int kY0 = isOfKeys ? Role::Q : Role::K, kY1 = isOfKeys ? Role::Da : Role::V;
@@ -214,8 +220,8 @@ PLANC_KERNEL(kThreads, 2) attendGrad(AttendArgs a) {
   AttendRange seen = isOfKeys ? queriesSeeing(a, block) : keysSeen(a, block);
   for (int inner = firstInner; inner < (isOfKeys ? a.own : firstInner + 1); ++inner) {
     AttendHead at(a, outer, inner);
-    TileWalk walk(isOfKeys ? a.queries : a.keys, n, seen,
-                  isOfKeys ? outer * a.own + inner : outer, mine);
+    TileWalk walk(isOfKeys ? a.queries : a.keys, n, seen, isOfKeys ? outer * a.own + inner : outer,
+                  mine);
     while (walk.next()) {
       AttendTile tile = walk.tile();
       __syncthreads();
@@ -261,9 +267,11 @@ PLANC_KERNEL(kThreads, 2) attendGrad(AttendArgs a) {
   if (isOfKeys) storeTile(toSecond, startSecond, block.rows, widthV, second, T(1));
 }
 
-// Memory-bound; occupancy: 8 blocks of 256 threads on a multiprocessor (32 registers a thread): all.
+// Memory-bound; occupancy: 8 blocks of 256 threads on a multiprocessor (32 registers a thread):
+// all.
 template <class T>
-PLANC_KERNEL(kThreads, 4) stats(AttendArgs a) {
+PLANC_KERNEL(kThreads, 4)
+stats(AttendArgs a) {
   using Role = AttendRole;
   int64_t number = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
   int lane = int(threadIdx.x) % kWarp, head = int(number / a.queryRows);
@@ -289,7 +297,8 @@ PLANC_KERNEL(kThreads, 4) stats(AttendArgs a) {
 
 // A warp a tile of the side that moves.
 template <bool isOfKeys>
-PLANC_KERNEL(kThreads, 4) documents(AttendArgs a) {
+PLANC_KERNEL(kThreads, 4)
+documents(AttendArgs a) {
   constexpr int kIds = isOfKeys ? AttendRole::OfKeys : AttendRole::OfQueries;
   const AttendSide& side = isOfKeys ? a.keys : a.queries;
   int64_t number = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;

@@ -1,9 +1,9 @@
-// Products summed by name. Names fall into four classes (see einsum.h); neighbours that collapse are merged.
-// Where one loop of each of m, n and k makes a matrix product that the BLAS takes, one more may be its
-// batch, and the rest are products one after the other; what is no matrix product, or mixes element
-// types, or would be very many small ones, goes to kernels of our own. So do the products of groups, for
-// which the host would have to know how many rows they have.
-// Tested by tests/gpu/kernels_gpu_test.cpp.
+// Products summed by name. Names fall into four classes (see einsum.h); neighbours that collapse
+// are merged. Where one loop of each of m, n and k makes a matrix product that the BLAS takes, one
+// more may be its batch, and the rest are products one after the other; what is no matrix product,
+// or mixes element types, or would be very many small ones, goes to kernels of our own. So do the
+// products of groups, for which the host would have to know how many rows they have. Tested by
+// tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/einsum.h"
 
 #include "runtime/cuda/product.h"
@@ -103,7 +103,8 @@ int64_t columnStep(const Loop& loop, int t, int64_t rows) {
 }
 
 // `rows` is along the columns of D in memory, and a dim of x; `columns` is one of y.
-std::optional<MatmulShape> shapeOf(const Loop& rows, const Loop& columns, const Loop& k, int x, int y) {
+std::optional<MatmulShape> shapeOf(const Loop& rows, const Loop& columns, const Loop& k, int x,
+                                   int y) {
   if (!isStep(rows, C)) return std::nullopt;
   MatmulShape s;
   s.m = rows.size, s.n = columns.size, s.k = k.size;
@@ -169,8 +170,7 @@ BlasPlan choose(const Product& p) {
 
 bool isKindOfBlas(const Product& p) {
   Elem a = p.types[A].elem, c = p.types[C].elem;
-  return a == p.types[B].elem && a != Elem::I32 &&
-         (c == a || (a == Elem::BF16 && c == Elem::F32));
+  return a == p.types[B].elem && a != Elem::I32 && (c == a || (a == Elem::BF16 && c == Elem::F32));
 }
 
 // Bytes that all of an operand's matrices begin at multiples of.
@@ -179,7 +179,7 @@ int64_t alignmentOf(const Product& p, const BlasPlan& plan) {
   for (int t : {A, B, C}) {
     int64_t size = bytesPerElement(p.types[t].elem);
     all = std::min(all, p.alignment(t) * size);
-    int64_t batch = t == C ? plan.shape.strideD
+    int64_t batch = t == C                       ? plan.shape.strideD
                     : (t == A) == plan.exchanged ? plan.shape.strideB
                                                  : plan.shape.strideA;
     llvm::SmallVector<int64_t, 8> steps = {batch};

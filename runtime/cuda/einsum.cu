@@ -1,5 +1,5 @@
-// See einsum.h. Offsets of a tile's rows, columns and depths are made once, so that the products know
-// nothing of loops.
+// See einsum.h. Offsets of a tile's rows, columns and depths are made once, so that the products
+// know nothing of loops.
 #include "runtime/cuda/einsum.h"
 
 #include "runtime/cuda/device_code.h"
@@ -57,8 +57,8 @@ PLANC_KERNEL(kThreads, 1) findTiles(RaggedTilesArgs t) {
     Rows rows = rowsAt(group);
     for (int i = 0; i < tilesOf(rows.count) && first + i < t.tileCount; ++i) {
       int64_t begin = int64_t(i) * t.rows, rest = rows.count - begin;
-      t.tiles[first + i] = {group < t.groups ? group : RaggedTile::kNone, int32_t(rows.first + begin),
-                            int32_t(rest < t.rows ? rest : t.rows)};
+      t.tiles[first + i] = {group < t.groups ? group : RaggedTile::kNone,
+                            int32_t(rows.first + begin), int32_t(rest < t.rows ? rest : t.rows)};
     }
   }
 }
@@ -71,7 +71,8 @@ PLANC_DEVICE void storeSum(const EinsumArgs& e, int64_t at, T sum) {
 
 // Occupancy: 2 blocks of 256 threads on a multiprocessor (128 registers a thread): a quarter.
 template <class T>
-PLANC_KERNEL(kThreads, 2) einsum(EinsumArgs e) {
+PLANC_KERNEL(kThreads, 2)
+einsum(EinsumArgs e) {
   using E = EinsumArgs;
   auto& shared = sharedMemory<EinsumShared<T>>();
   int thread = int(threadIdx.x), row = thread / 16 * 4, column = thread % 16 * 4;
@@ -140,13 +141,11 @@ PLANC_KERNEL(kThreads, 2) einsum(EinsumArgs e) {
         int i = first + thread;
         int k = e.aByK ? i % kDepth : i / kTile, m = e.aByK ? i / kDepth : i % kTile;
         bool exists = m < rows && k0 + k < end;
-        shared.a[k][m] =
-            exists ? loadOne<T>(e.a, startA + shared.aOfM[m] + shared.aOfK[k]) : T(0);
+        shared.a[k][m] = exists ? loadOne<T>(e.a, startA + shared.aOfM[m] + shared.aOfK[k]) : T(0);
         k = e.bByK ? i % kDepth : i / kTile;
         int n = e.bByK ? i / kDepth : i % kTile;
         exists = n < columns && k0 + k < end;
-        shared.b[k][n] =
-            exists ? loadOne<T>(e.b, startB + shared.bOfN[n] + shared.bOfK[k]) : T(0);
+        shared.b[k][n] = exists ? loadOne<T>(e.b, startB + shared.bOfN[n] + shared.bOfK[k]) : T(0);
       }
       __syncthreads();
 #pragma unroll
@@ -186,9 +185,11 @@ PLANC_DEVICE Offsets offsetsOfOutput(const EinsumArgs& e, int64_t output) {
   return {n.a + m.a + outer.a, n.b + m.b + outer.b, n.c + m.c + outer.c};
 }
 
-// Memory-bound. Occupancy: 4 blocks of 256 threads on a multiprocessor (64 registers a thread): half.
+// Memory-bound. Occupancy: 4 blocks of 256 threads on a multiprocessor (64 registers a thread):
+// half.
 template <class T>
-PLANC_KERNEL(kThreads, 4) dots(EinsumArgs e) {
+PLANC_KERNEL(kThreads, 4)
+dots(EinsumArgs e) {
   using E = EinsumArgs;
   int64_t number = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / e.lanes;
   int lane = int(threadIdx.x) % e.lanes;
@@ -196,7 +197,8 @@ PLANC_KERNEL(kThreads, 4) dots(EinsumArgs e) {
   int64_t output = number / e.splits, split = number % e.splits;
   bool exists = output < outputs;
   Offsets start = exists ? offsetsOfOutput(e, output) : Offsets{0, 0, 0};
-  int64_t end = (split + 1) * e.eachSplit < e.sizes[E::K] ? (split + 1) * e.eachSplit : e.sizes[E::K];
+  int64_t end =
+      (split + 1) * e.eachSplit < e.sizes[E::K] ? (split + 1) * e.eachSplit : e.sizes[E::K];
   T sum = 0;
   for (int64_t k = split * e.eachSplit + lane; exists && k < end; k += e.lanes) {
     Offsets at = offsetsOf(e, E::K, k);
@@ -210,7 +212,8 @@ PLANC_KERNEL(kThreads, 4) dots(EinsumArgs e) {
 
 // Memory-bound; occupancy as above.
 template <class T>
-PLANC_KERNEL(kThreads, 4) addSplits(EinsumArgs e) {
+PLANC_KERNEL(kThreads, 4)
+addSplits(EinsumArgs e) {
   using E = EinsumArgs;
   int64_t outputs = e.sizes[E::Outer] * e.sizes[E::M] * e.sizes[E::N];
   int64_t output = int64_t(blockIdx.x) * kThreads + threadIdx.x;

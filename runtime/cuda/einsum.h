@@ -1,5 +1,5 @@
-// Products that are no matrix products, or whose tensors no BLAS takes: any dims in any order, any mix
-// of element types, and rows that groups share. The names fall into four classes:
+// Products that are no matrix products, or whose tensors no BLAS takes: any dims in any order, any
+// mix of element types, and rows that groups share. The names fall into four classes:
 //   outer: in all three, or around it    m: a and c    n: b and c    k: summed
 // whose loops are walked as one.
 #pragma once
@@ -26,7 +26,7 @@ struct RaggedTilesArgs {
   const int32_t* offsets;
   RaggedTile* tiles;
   int32_t groups, last, bound;
-  int32_t rows;   // of a tile
+  int32_t rows;  // of a tile
   int32_t tileCount;
 };
 // One block.
@@ -43,9 +43,9 @@ struct EinsumArgs {
   bool aByK, bByK;  // neighbours along k are nearer than those along m, n
 
   Ragged ragged;
-  bool sums;            // the groups' products add up
+  bool sums;  // the groups' products add up
   int32_t groups, last, bound;
-  int64_t slices[3];    // from group to group
+  int64_t slices[3];  // from group to group
   int64_t rowSteps[3];
   const int32_t* offsets;
   const RaggedTile* tiles;

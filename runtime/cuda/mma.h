@@ -1,6 +1,7 @@
-// Tensor cores, in .cu files: products of bf16 with sums in f32, their fragments from shared memory, and
-// copies to shared memory behind a thread's back. The emulated branches follow the fragments' layouts
-// of the PTX manual lane by lane, so that a wrong layout is a wrong result on the CPU too.
+// Tensor cores, in .cu files: products of bf16 with sums in f32, their fragments from shared
+// memory, and copies to shared memory behind a thread's back. The emulated branches follow the
+// fragments' layouts of the PTX manual lane by lane, so that a wrong layout is a wrong result on
+// the CPU too.
 //
 // With g = lane / 4 and t = lane % 4, a lane holds of m16n8k16
 //   A, rows by k:    a[0] (g, 2t..)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)
@@ -24,15 +25,14 @@ namespace planc::cuda {
 
 // c += A B.
 PLANC_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 by 8 matrices: matrix i has its rows, 16 bytes each, where lanes 8i to 8i + 7 say. Lane l gets
-// (l / 4, 2 (l % 4)..) of matrix i in into[i]; transposed: (2 (l % 4).., l / 4).
+// Four 8 by 8 matrices: matrix i has its rows, 16 bytes each, where lanes 8i to 8i + 7 say. Lane l
+// gets (l / 4, 2 (l % 4)..) of matrix i in into[i]; transposed: (2 (l % 4).., l / 4).
 PLANC_DEVICE void loadMatrices(uint32_t (&into)[4], const uint16_t* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
@@ -60,9 +60,9 @@ PLANC_DEVICE float fastExp2(float x) {
   return y;
 }
 
-// A thread's copies from global to shared memory, which arrive when they are waited for; other threads
-// see them behind the next barrier. Both sides are aligned to what one copy takes. What does not exist
-// is not read, and becomes zeros.
+// A thread's copies from global to shared memory, which arrive when they are waited for; other
+// threads see them behind the next barrier. Both sides are aligned to what one copy takes. What
+// does not exist is not read, and becomes zeros.
 class AsyncCopies {
  public:
   PLANC_DEVICE void copy16(void* to, const void* from, bool exists) {
@@ -165,15 +165,15 @@ class AsyncCopies {
 
 #endif
 
-// A tile of bf16 in shared memory: rows of D, whose chunks of 8 are permuted by row so that the same
-// chunk of 8 neighbouring rows lies in different banks.
+// A tile of bf16 in shared memory: rows of D, whose chunks of 8 are permuted by row so that the
+// same chunk of 8 neighbouring rows lies in different banks.
 template <int D>
 PLANC_DEVICE int chunkAt(int row, int chunk) {
   return row * D + (chunk ^ (row % 8)) * 8;
 }
-// The lane's row of a 16 by 16 part from (row, 8 * chunk) on, for four matrices: rows 0 to 7 and 8 to 15
-// of its left half, then of its right half. `row` is a multiple of 8 and `chunk` even, so that a lane's own
-// share of it is the same wherever the part lies.
+// The lane's row of a 16 by 16 part from (row, 8 * chunk) on, for four matrices: rows 0 to 7 and 8
+// to 15 of its left half, then of its right half. `row` is a multiple of 8 and `chunk` even, so
+// that a lane's own share of it is the same wherever the part lies.
 template <int D>
 PLANC_DEVICE const uint16_t* laneRow(const uint16_t* tile, int row, int chunk) {
   int lane = int(threadIdx.x) % kWarp, own = chunkAt<D>(lane % 16, lane / 16);
@@ -192,8 +192,8 @@ PLANC_DEVICE void loadATransposed(uint32_t (&a)[4], const uint16_t* tile, int ro
   loadTransposed(found, laneRow<D>(tile, row, chunk));
   a[0] = found[0], a[1] = found[2], a[2] = found[1], a[3] = found[3];
 }
-// Two B fragments, {b[0], b[1]} and {b[2], b[3]}: of a tile of columns by k, 8 columns each from `row`
-// on, k from 8 * chunk on.
+// Two B fragments, {b[0], b[1]} and {b[2], b[3]}: of a tile of columns by k, 8 columns each from
+// `row` on, k from 8 * chunk on.
 template <int D>
 PLANC_DEVICE void loadB(uint32_t (&b)[4], const uint16_t* tile, int row, int chunk) {
   uint32_t found[4];
@@ -210,8 +210,8 @@ PLANC_DEVICE void loadBTransposed(uint32_t (&b)[4], const uint16_t* tile, int ro
 constexpr int kColumns = 64;
 
 // Copies `count` rows of `width` elements to a tile with room for `kRows` by D; what is missing of
-// its rows, and of the last columns, is zeros. Rows are `step` elements apart and 16-byte aligned; width
-// is a multiple of 8.
+// its rows, and of the last columns, is zeros. Rows are `step` elements apart and 16-byte aligned;
+// width is a multiple of 8.
 template <int D, int kRows, int kThreads>
 PLANC_DEVICE void copyTile(AsyncCopies& copies, uint16_t* tile, const uint16_t* from, int64_t step,
                            int count, int width) {
@@ -221,9 +221,9 @@ PLANC_DEVICE void copyTile(AsyncCopies& copies, uint16_t* tile, const uint16_t* 
   if (chunk * 8 / kColumns * kColumns >= width) return;
   if (chunk * 8 >= width) count = 0;
   const uint16_t* at = from + first * step + chunk * 8;
-#pragma unroll 4
+#pragma unroll 2
   for (int row = first; row < kRows; row += kAtOnce, at += kAtOnce * step)
-    copies.copy16(tile + chunkAt<D>(row, chunk), row < count ? at : from, row < count);
+    copies.copy16(tile + chunkAt<D>(row, chunk), at, row < count);
 }
 
 }  // namespace planc::cuda

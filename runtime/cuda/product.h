@@ -1,4 +1,5 @@
-// An einsum as its makers see it: the loops of its four classes and the dim that is ragged. Host side.
+// An einsum as its makers see it: the loops of its four classes and the dim that is ragged. Host
+// side.
 #pragma once
 
 #include <optional>

@@ -23,7 +23,12 @@ constexpr unsigned kNobody = ~0u;
 constexpr uint32_t kMostThreads = 1024;          // of a block, as all GPUs have it
 constexpr uint32_t kMostShared = 227 << 10;      // bytes of a block, as sm_90 has it
 constexpr uint64_t kFence = 0xfff7a5c3fff7a5c3;  // beside shared memory: NaNs as f64 and as f32
-constexpr size_t kFrontWords = 16, kBackWords = 512;
+constexpr size_t kFrontWords = 16, kBackWords = 128;
+constexpr auto kFences = [] {
+  std::array<uint64_t, kBackWords> words;
+  words.fill(kFence);
+  return words;
+}();
 
 enum class State : uint8_t { New, Ready, AtBarrier, AtMeeting, Ended };
 
@@ -91,7 +96,8 @@ class Machine {
   size_t sharedBytes_ = 0;
 };
 
-thread_local Machine machine;
+// Of the thread that launches; null before its first launch.
+constinit thread_local Machine* machine = nullptr;
 
 std::byte* sharedBegin(void* memory) {
   return static_cast<std::byte*>(memory) + kFrontWords * sizeof(uint64_t);
@@ -161,7 +167,7 @@ void Machine::pause() {
 
 void Machine::fiberBody() {
   fiberStarts();
-  machine.runThreads();
+  machine->runThreads();
 }
 
 void Machine::runThreads() {
@@ -215,16 +221,16 @@ void Machine::meet(const Meeting& meeting, unsigned mask, const void* in, void* 
   unsigned lane = current_ % kLanes, first = current_ - lane;
   Warp& warp = warps_[current_ / kLanes];
   Thread& own = threads_[current_];
-  std::string name = meeting.name;
-  if ((mask >> lane & 1) == 0) fail(name + ": the lane is not in its own mask");
+  auto failHere = [&](const std::string& what) { fail(meeting.name + what); };
+  if ((mask >> lane & 1) == 0) failHere(": the lane is not in its own mask");
   if (unsigned never = mask & warp.ended) {
-    fail(name + ": waits for lane " + std::to_string(llvm::countTrailingZeros(never)) +
+    failHere(": waits for lane " + std::to_string(llvm::countTrailingZeros(never)) +
          " of its warp, which has ended");
   }
   auto agree = [&](unsigned l) {
     const Thread& other = threads_[first + l];
     if (other.meeting == &meeting && other.mask == mask) return;
-    fail(name + " with lane " + std::to_string(l) + " of its warp, which waits at " +
+    failHere(" with lane " + std::to_string(l) + " of its warp, which waits at " +
          other.meeting->name + (other.mask != mask ? " with another mask" : ""));
   };
   // One of those that wait; all of them when all have come.
@@ -237,8 +243,8 @@ void Machine::meet(const Meeting& meeting, unsigned mask, const void* in, void* 
   warp.waiting |= 1u << lane;
   if ((mask & ~warp.waiting) != 0) return pause();
 
-  std::array<const void*, kLanes> ins{};
-  std::array<void*, kLanes> outs{};
+  std::array<const void*, kLanes> ins;
+  std::array<void*, kLanes> outs;
   for (unsigned l = 0; l < kLanes; ++l) {
     if ((mask >> l & 1) == 0) continue;
     agree(l);
@@ -279,17 +285,16 @@ void Machine::prepareBlock() {
   for (auto& fiber : fibers_) free_.push_back(fiber.get());
 
   std::byte* begin = sharedBegin(memory_.data());
-  std::fill_n(memory_.front().words, kFrontWords, kFence);
+  std::memcpy(memory_.data(), kFences.data(), kFrontWords * sizeof(kFence));
   bool isNan = !isShuffled() || nextRandom(random_) % 4 != 0;
   std::memset(begin, isNan ? 0xff : 0xa5, sharedBytes_);
-  for (size_t i = 0; i < kBackWords; ++i) {
-    std::memcpy(begin + sharedBytes_ + i * sizeof(kFence), &kFence, sizeof(kFence));
-  }
+  std::memcpy(begin + sharedBytes_, kFences.data(), kBackWords * sizeof(kFence));
 }
 
 void Machine::checkFences() {
   std::byte* begin = sharedBegin(memory_.data());
   auto check = [&](std::byte* from, size_t words, const char* where) {
+    if (std::memcmp(from, kFences.data(), words * sizeof(kFence)) == 0) return;
     for (size_t i = 0; i < words; ++i) {
       if (std::memcmp(from + i * sizeof(kFence), &kFence, sizeof(kFence)) == 0) continue;
       setError(kNobody, "wrote " + std::string(where) + " its " + std::to_string(sharedBytes_) +
@@ -388,15 +393,17 @@ uint64_t nextRandom(uint64_t& state) {
 
 llvm::Error launch(const cuda::KernelInfo& kernel, const cuda::LaunchShape& shape, const void* args,
                    uint64_t seed) {
-  return machine.launch(kernel, shape, args, seed);
+  static thread_local Machine own;
+  machine = &own;
+  return own.launch(kernel, shape, args, seed);
 }
 
-void fail(const char* what) { machine.fail(what); }
+void fail(const char* what) { machine->fail(what); }
 
-void* sharedMemory(size_t need) { return machine.shared(need); }
+void* sharedMemory(size_t need) { return machine->shared(need); }
 
 void meet(const Meeting& meeting, unsigned mask, const void* in, void* out) {
-  machine.meet(meeting, mask, in, out);
+  machine->meet(meeting, mask, in, out);
 }
 
 namespace {
@@ -441,7 +448,7 @@ void completeShuffle(unsigned mask, const void* const* in, void* const* out) {
     if ((mask >> lane & 1) == 0) continue;
     unsigned source = sourceOf(*static_cast<const Shuffled*>(in[lane]), lane);
     if (source >= kLanes || (mask >> source & 1) == 0) {
-      machine.fail("a shuffle's lane " + std::to_string(lane) + " reads lane " +
+      machine->fail("a shuffle's lane " + std::to_string(lane) + " reads lane " +
                    std::to_string(source) + ", which is not in the mask");
     }
     *static_cast<uint64_t*>(out[lane]) = static_cast<const Shuffled*>(in[source])->bits;
@@ -468,28 +475,28 @@ constexpr Meeting kSyncWarp = {"__syncwarp", [](unsigned, const void* const*, vo
 
 void warpExchange(const void* mine, size_t bytes, std::byte* all) {
   Exchanged given{mine, bytes};
-  machine.meet(kExchange, ~0u, &given, all);
+  machine->meet(kExchange, ~0u, &given, all);
 }
 
 uint64_t shuffle(Shuffle how, unsigned mask, uint64_t bits, int by, int width) {
   if (width < 1 || width > int(kLanes) || (width & (width - 1)) != 0) {
-    machine.fail("a shuffle's width is " + std::to_string(width));
+    machine->fail("a shuffle's width is " + std::to_string(width));
   }
   Shuffled given{how, bits, by, unsigned(width)};
   uint64_t got = 0;
-  machine.meet(kShuffles[int(how)], mask, &given, &got);
+  machine->meet(kShuffles[int(how)], mask, &given, &got);
   return got;
 }
 
 unsigned ballot(unsigned mask, bool yes) {
   unsigned votes = 0;
-  machine.meet(kBallot, mask, &yes, &votes);
+  machine->meet(kBallot, mask, &yes, &votes);
   return votes;
 }
 
 }  // namespace planc::emulator
 
-void __syncthreads() { planc::emulator::machine.syncThreads(); }
+void __syncthreads() { planc::emulator::machine->syncThreads(); }
 void __syncwarp(unsigned mask) {
-  planc::emulator::machine.meet(planc::emulator::kSyncWarp, mask, nullptr, nullptr);
+  planc::emulator::machine->meet(planc::emulator::kSyncWarp, mask, nullptr, nullptr);
 }

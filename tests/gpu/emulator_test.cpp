@@ -291,11 +291,11 @@ TEST(EmulatorTest, SharedMemory) {
     std::vector<int> out{at};
     EXPECT_EQ(run(kWritesAt, {.threads = 32, .sharedBytes = 100}, out), "");
   }
-  std::vector<int> behind{25}, far{900}, before{-2};
+  std::vector<int> behind{25}, far{250}, before{-2};
   LaunchShape shape{.threads = 32, .sharedBytes = 100};
   EXPECT_HAS(run(kWritesAt, shape, behind),
              "wrote behind its 100 bytes of shared memory, at byte 100");
-  EXPECT_HAS(run(kWritesAt, shape, far), "behind its 100 bytes of shared memory, at byte 35");
+  EXPECT_HAS(run(kWritesAt, shape, far), "behind its 100 bytes of shared memory, at byte 9");
   EXPECT_HAS(run(kWritesAt, shape, before), "wrote in front of its 100 bytes");
   EXPECT_HAS(run(kWritesAt, {.threads = 32}, behind),
              "uses 4 bytes of shared memory, and the launch gave 0");

@@ -34,6 +34,7 @@ class Fiber : public Context {
 
  private:
   std::byte* memory_;
+  std::byte* end_;  // where the stack begins
 };
 
 // The first thing that a body does.

@@ -51,6 +51,8 @@ struct Case {
 
 using Option = Case::Option;
 
+void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
+
 const std::vector<Case>& cases() {
   using K = OpKind;
   static const std::vector<Case> table = {
@@ -127,6 +129,15 @@ const std::vector<Case>& cases() {
        "i[bound 5]"}, {"f[e 4, m 24, f 20]"}, {}, {"", "", "offsets 50"}, Option::Accumulates},
       {"ragged_heads", K::Einsum, {"f[e 4, r 50~e, h 3, w 8]", "f[e 4, h 3, w 8, f 20]",
        "i[bound 5]"}, {"f[e 4, r 50~e, f 20]"}, {}, {"", "", "offsets 50"}},
+      // Sizes that tensor cores take, beyond one tile.
+      {"ragged_rows", K::Einsum, {"f[e 4, r 300~e, m 72]", "f[e 4, m 72, f 136]", "i[bound 5]"},
+       {"f[e 4, r 300~e, f 136]"}, {}, {"", "", "offsets 300"}},
+      {"ragged_rows_back", K::Einsum, {"f[e 4, m 24, f 72]", "f[e 4, r 300~e, f 72]", "i[bound 5]"},
+       {"f[e 4, r 300~e, m 24]"}, {}, {"", "", "offsets 300"}},
+      {"ragged_rows_grad", K::Einsum, {"f[e 4, r 300~e, m 136]", "f[e 4, r 300~e, f 72]",
+       "i[bound 5]"}, {"f[e 4, m 136, f 72]"}, {}, {"", "", "offsets 300"}, Option::Accumulates},
+      {"ragged_rows_sum", K::Einsum, {"f[e 4, r 50~e, m 24]", "f[e 4, r 50~e, f 16]", "i[bound 5]"},
+       {"g[m 24, f 16]"}, {}, {"", "", "offsets 50"}, Option::Accumulates},
       {"ragged_bias", K::Sum, {"f[e 4, r 50~e, f 20]", "i[bound 5]"}, {"f[e 4, f 20]"}, {}, {"",
        "offsets 50"}, Option::Accumulates},
       {"ragged_total", K::Sum, {"f[e 4, r 50~e, f 20, x 3]", "i[bound 5]"}, {"f[e 4, x 3]"}, {},
@@ -260,6 +271,25 @@ const std::vector<Case>& cases() {
        "f[b 2, s 70, u 12]", "g[b 2, s 70, u 12]", "g[b 2, s 70]", "i[b 2, s 70]", "i[b 2, s 70]"},
        {"g[b 2, s 70, u 12]", "g[b 2, s 70]"}, {{"seq", "s"}, {"by", "w"}, {"scale", 0.5}},
        {"", "", "", "", "", "ids 9", "ids 40"}},
+      // Rows that tensor cores take: of 32 and 16, of 160.
+      {"attend_rows", K::AttendBlock, {"f[b 1, s 200, h 4, w 16]", "f[b 1, s 200, k 2, w 16]",
+       "f[b 1, s 200, k 2, u 32]", "g[b 1, s 200, h 4, u 32]", "g[b 1, s 200, h 4]", "i[b 1, s 200]",
+       "i[b 1, s 200]"}, {"g[b 1, s 200, h 4, u 32]", "g[b 1, s 200, h 4]"}, {{"seq", "s"},
+       {"by", "w"}, {"head", "h"}, {"kv", "k"}, {"scale", 0.5}, {"window", int64_t{70}}},
+       {"", "", "", "", "", "mixed 3", "mixed 3"}, Option::KeepOrder},
+      {"attend_grad_rows", K::AttendGrad, {"f[b 1, s 200, h 4, w 16]", "f[b 1, s 200, k 2, w 16]",
+       "f[b 1, s 200, k 2, u 32]", "f[b 1, s 200, h 4, u 32]", "g[b 1, s 200, h 4]",
+       "f[b 1, s 200, h 4, u 32]", "i[b 1, s 200]", "i[b 1, s 200]"}, {"f[b 1, s 200, h 4, w 16]",
+       "f[b 1, s 200, k 2, w 16]", "f[b 1, s 200, k 2, u 32]"}, {{"seq", "s"}, {"by", "w"}, {"head",
+       "h"}, {"kv", "k"}, {"scale", 0.5}, {"causal", int64_t{1}}},
+       {"", "", "", "", "", "", "documents 70", "documents 70"}, Option::KeepOrder, 2},
+      {"attend_wide_rows", K::Attend, {"f[s 70, w 160]", "f[s 70, w 160]", "f[s 70, u 208]"},
+       {"f[s 70, u 208]", "g[s 70]"}, {{"seq", "s"}, {"by", "w"}, {"scale", 0.125}, {"causal",
+       int64_t{1}}}},
+      {"attend_grad_wide_rows", K::AttendGrad, {"f[s 70, w 160]", "f[s 70, w 160]",
+       "f[s 70, u 208]", "f[s 70, u 208]", "g[s 70]", "f[s 70, u 208]"}, {"f[s 70, w 160]",
+       "f[s 70, w 160]", "f[s 70, u 208]"}, {{"seq", "s"}, {"by", "w"}, {"scale", 0.125}, {"causal",
+       int64_t{1}}}, {}, Option::Plain, 2},
       {"dropout", K::Dropout, {"f[a 31, c 70]"}, {"f[a 31, c 70]"}, {{"rate", 0.3}, {"site",
        "layer.drop"}}},
 

@@ -14,6 +14,8 @@ struct Ring {
   int64_t window = 0, kvs = 2;
   // Of each document; 0: there are none.
   int64_t document = 0;
+  // Rows that tensor cores take, where there are some; else f64.
+  bool isBf16 = false;
 };
 
 std::vector<Ring> rings() {
@@ -30,10 +32,14 @@ std::vector<Ring> rings() {
   list.push_back({.ranks = 4, .seq = 9});
   list.push_back({.ranks = 4, .seq = 330, .document = 100});
   list.push_back({.ranks = 3, .seq = 200, .isCausal = false, .window = 30});
+  list.push_back({.ranks = 3, .isZigzag = true, .document = 37, .isBf16 = true});
+  list.push_back({.ranks = 4, .seq = 330, .window = 50, .document = 100, .isBf16 = true});
+  list.push_back({.ranks = 2, .isCausal = false, .window = 50, .isBf16 = true});
   for (Ring& ring : list)
     ring.name = std::to_string(ring.ranks) + (ring.isZigzag ? "_zigzag_" : "_ranks_") +
                 std::to_string(ring.seq) + (ring.isCausal ? "_causal" : "") + "_window_" +
-                std::to_string(ring.window) + "_documents_" + std::to_string(ring.document);
+                std::to_string(ring.window) + "_documents_" + std::to_string(ring.document) +
+                (ring.isBf16 ? "_bf16" : "");
   return list;
 }
 void PrintTo(const Ring& ring, std::ostream* out) { *out << ring.name; }
@@ -42,28 +48,31 @@ void PrintTo(const Ring& ring, std::ostream* out) { *out << ring.name; }
 struct Attention {
   Grid grid;
   Attrs attrs = {{"seq", "s"}, {"by", "w"}, {"head", "h"}, {"kv", "k"}, {"scale", 0.7}};
-  Type q, k, v, a, lse, documents;
+  Type q, k, v, a, lse, da, documents;
   bool hasDocuments;
+  double tolerance;
   std::vector<Array> in;  // q, k, v and, if there are some, documents twice
 
-  explicit Attention(const Ring& ring, Elem elem = Elem::F64) {
+  explicit Attention(const Ring& ring) : Attention(ring, ring.isBf16 ? Elem::BF16 : Elem::F64) {}
+  Attention(const Ring& ring, Elem elem) : tolerance(elem == Elem::BF16 ? 0.06 : 1e-12) {
     grid = parseGrid("d 2, x " + std::to_string(ring.ranks));
     if (ring.isCausal) attrs.set("causal", int64_t{1});
     if (ring.window > 0) attrs.set("window", ring.window);
     std::string seq = "s " + std::to_string(ring.seq) + "/x" +
                       (ring.isZigzag ? ":" + std::to_string(ring.ranks) : "");
     std::string kv = "k " + std::to_string(ring.kvs);
+    std::string w = ring.isBf16 ? ", w 16]" : ", w 4]", u = ring.isBf16 ? ", u 32]" : ", u 3]";
     auto type = [&](const std::string& dims) { return parseType(dims, grid).withElem(elem); };
-    q = type("f[b 2/d, " + seq + ", h 4, w 4]");
-    k = type("f[b 2/d, " + seq + ", " + kv + ", w 4]");
-    v = type("f[" + kv + ", b 2/d, " + seq + ", u 3]");
-    a = type("f[b 2/d, h 4, " + seq + ", u 3]");
+    q = type("f[b 2/d, " + seq + ", h 4" + w);
+    k = type("f[b 2/d, " + seq + ", " + kv + w);
+    v = type("f[" + kv + ", b 2/d, " + seq + u);
+    a = type("f[b 2/d, h 4, " + seq + u);
+    da = a;
     lse = type("f[b 2/d, " + seq + ", h 4]");
     if (elem == Elem::BF16) a.elem = lse.elem = Elem::F32;
     documents = parseType("i[b 2/d, " + seq + "]", grid);
     hasDocuments = ring.document > 0;
-    in = {randomValues(q.whole(), "", 1), randomValues(k.whole(), "", 2),
-          randomValues(v.whole(), "", 3)};
+    in = {randomOf(q, 1), randomOf(k, 2), randomOf(v, 3)};
     if (!hasDocuments) return;
     Array ids;
     for (int64_t i = 0; i < 2 * ring.seq; ++i)
@@ -93,19 +102,23 @@ struct Attention {
     if (hasDocuments) values.insert(values.end(), {in[3], in[4]});
     return values;
   }
-  Array da() const { return randomValues(a.whole(), "", 9); }
+  static Array randomOf(const Type& type, uint64_t seed) {
+    return rounded(type.whole(), randomValues(type.whole(), "", seed));
+  }
+  Array valuesOfDa() const { return randomOf(da, 9); }
 
-  // a, lse, dq, dk, dv by the op on whole tensors.
+  // a, lse, dq, dk, dv on whole tensors: by the op, or where it rounds by the reference.
   std::vector<Array> whole() const {
     auto run = [&](OpKind kind, const std::vector<Type>& types, const std::vector<Type>& results,
                    const std::vector<Array>& values) {
       Bench bench(kind, wholeTypes(types), wholeTypes(results), attrs);
+      if (q.elem == Elem::BF16) return referenceOp(*bench.op, values, {});
       return runOn({}, *bench.op, values);
     };
     std::vector<Array> out = run(OpKind::Attend, withDocuments({q, k, v}, documents), {a, lse}, in);
     std::vector<Array> back =
-        run(OpKind::AttendGrad, withDocuments({q, k, v, a, lse, a}, documents), {q, k, v},
-            withDocuments({in[0], in[1], in[2], out[0], out[1], da()}));
+        run(OpKind::AttendGrad, withDocuments({q, k, v, a, lse, da}, documents), {q, k, v},
+            withDocuments({in[0], in[1], in[2], out[0], out[1], valuesOfDa()}));
     out.insert(out.end(), back.begin(), back.end());
     return out;
   }
@@ -130,7 +143,7 @@ TEST_P(Rings, BlocksAddUpToTheWhole) {
         {attention.a, attention.lse}, attention.attrs, values);
     a = out[0], lse = out[1];
   }
-  expectEqual({a, lse}, {wanted[0], wanted[1]}, 1e-12);
+  expectEqual({a, lse}, {wanted[0], wanted[1]}, attention.tolerance);
   // Backward: what each block gives.
   std::vector<Array> sums;
   for (size_t i = 2; i < 5; ++i) sums.emplace_back(wanted[i].size(), 0.0);
@@ -140,15 +153,15 @@ TEST_P(Rings, BlocksAddUpToTheWhole) {
     Type k = attention.moved(attention.k, i), v = attention.moved(attention.v, i);
     auto out = runSplit(
         attention.grid, OpKind::AttendGrad,
-        attention.withDocuments({attention.q, k, v, attention.a, attention.lse, attention.a},
+        attention.withDocuments({attention.q, k, v, attention.a, attention.lse, attention.da},
                                 attention.moved(attention.documents, i)),
         {attention.q, k, v}, attrs,
         attention.withDocuments(
-            {attention.in[0], attention.in[1], attention.in[2], a, lse, attention.da()}));
+            {attention.in[0], attention.in[1], attention.in[2], a, lse, attention.valuesOfDa()}));
     for (size_t r = 0; r < 3; ++r)
       for (size_t e = 0; e < sums[r].size(); ++e) sums[r][e] += out[r][e];
   }
-  expectEqual(sums, {wanted[2], wanted[3], wanted[4]}, 1e-12);
+  expectEqual(sums, {wanted[2], wanted[3], wanted[4]}, attention.tolerance);
 }
 
 // Each rank's queries with all keys; what keys get is partial.
@@ -161,14 +174,15 @@ TEST_P(Rings, PiecesOfQueriesSeeAllKeys) {
   auto out = runSplit(attention.grid, OpKind::Attend,
                       attention.withDocuments({attention.q, k, v}, documents),
                       {attention.a, attention.lse}, attention.attrs, attention.in);
-  auto back = runSplit(attention.grid, OpKind::AttendGrad,
-                       attention.withDocuments(
-                           {attention.q, k, v, attention.a, attention.lse, attention.a}, documents),
-                       {attention.q, dk, dv}, attention.attrs,
-                       attention.withDocuments({attention.in[0], attention.in[1], attention.in[2],
-                                                out[0], out[1], attention.da()}));
+  auto back =
+      runSplit(attention.grid, OpKind::AttendGrad,
+               attention.withDocuments(
+                   {attention.q, k, v, attention.a, attention.lse, attention.da}, documents),
+               {attention.q, dk, dv}, attention.attrs,
+               attention.withDocuments({attention.in[0], attention.in[1], attention.in[2], out[0],
+                                        out[1], attention.valuesOfDa()}));
   out.insert(out.end(), back.begin(), back.end());
-  expectEqual(out, wanted, 1e-12);
+  expectEqual(out, wanted, attention.tolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Rings, testing::ValuesIn(rings()),
@@ -246,9 +260,10 @@ TEST(Ring, UnseenBlocksChangeNothing) {
       int64_t by = ring.window > 0 ? 2 : 1;
       Type k = attention.moved(attention.k, by), v = attention.moved(attention.v, by);
       Type documents = attention.moved(attention.documents, by);
-      Bench bench(OpKind::AttendBlock,
-                  attention.withDocuments({attention.q, k, v, attention.a, attention.lse}, documents),
-                  {attention.a, attention.lse}, attention.attrs);
+      Bench bench(
+          OpKind::AttendBlock,
+          attention.withDocuments({attention.q, k, v, attention.a, attention.lse}, documents),
+          {attention.a, attention.lse}, attention.attrs);
       std::vector<Array> in = {randomValues(attention.q, "", 1), Array(size_t(k.elements()), kNaN),
                                Array(size_t(v.elements()), kNaN), randomValues(attention.a, "", 2),
                                randomValues(attention.lse, "", 3)};
