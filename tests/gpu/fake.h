@@ -42,4 +42,7 @@ enum class Fault : uint8_t {
 void inject(Fault fault, int gpu, int64_t n);
 void clearFaults();
 
+// What was asked of all GPUs by now: kernels, copies, products, messages; a graph is one.
+int64_t enqueued();
+
 }  // namespace planc::cuda::fake

@@ -3,6 +3,7 @@
 // Tested by tests/gpu/fake_test.cpp.
 #include "tests/gpu/fake_driver.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -90,7 +91,10 @@ Event FakeDriver::makeEvent() {
   return events_.back().get();
 }
 
+std::atomic<int64_t> asked;
+
 void FakeDriver::enqueue(llvm::ArrayRef<Stream> streams, Work work) {
+  ++asked;
   Lock lock(core->mutex);
   if (!core->error().empty()) return;
   Place place;
@@ -284,7 +288,10 @@ llvm::Expected<Graph> FakeDriver::endGraph(Stream stream) {
   return graphs_.back().get();
 }
 
+int64_t enqueued() { return asked; }
+
 void FakeDriver::launch(Stream stream, Graph graph) {
+  ++asked;
   Lock lock(core->mutex);
   if (!require(!isCapturing(), "a graph is launched while another is made")) return;
   if (!core->error().empty()) return;

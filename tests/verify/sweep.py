@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compiles and verifies plans over pairs of options: for every two options, every pair of their values
 occurs in some plan. Usage: sweep.py PLANC PLANRUN [--table stages|axes] [--sample K/N] [--only I]
-[--keep DIR] [--list] [--also-own] [--comm mpi].
+[--keep DIR] [--list] [--also-own] [--comm mpi|nccl].
 
 Each plan runs on all its ranks and its model on one (`planrun verify`, f64, 3 steps); with --also-own
-also in the plan's own precision. With --comm mpi ranks are processes, and plans of more than 8 are left
+also in the plan's own precision. With --comm nccl ranks are GPUs (PLANRUN may be
+planrun_fake, whose GPUs are made of CPU memory). With --comm mpi ranks are processes, and plans of more than 8 are left
 out. The plans follow from the tables below alone: `ranks` crosses what splits tensors, `stages` the
 pipeline with a few of each of those, `axes` all five axes with rings and experts."""
 
@@ -300,7 +301,7 @@ def main():
     parser.add_argument("--keep")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--also-own", action="store_true")
-    parser.add_argument("--comm", choices=["threads", "mpi"], default="threads")
+    parser.add_argument("--comm", choices=["threads", "mpi", "nccl"], default="threads")
     arguments = parser.parse_args()
     first, step = (int(n) for n in arguments.sample.split("/"))
     failed = done = 0
@@ -323,6 +324,8 @@ def main():
             program = path + "x"
             code, output = run([arguments.planc, "compile", path, "-o", program])
             verify = [arguments.planrun, "verify", program, "--comm", arguments.comm]
+            if arguments.comm == "nccl":
+                verify += ["--device", "cuda"]
             if arguments.comm == "mpi":
                 verify = ["mpirun", "-n", str(axes.ranks(case))] + verify
             if code == 0:
