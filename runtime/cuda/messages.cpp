@@ -37,6 +37,10 @@ class GpuGroup : public Group {
   volatile int32_t *entered = nullptr, *done = nullptr;
   std::vector<Site> sites;
 
+  void restart() {
+    *entered = 0;
+    *done = 0;
+  }
   bool isInside() const { return done != nullptr && *entered > *done; }
 };
 
@@ -171,7 +175,7 @@ llvm::Error NcclCommunicator::connect() {
     }
     group->entered = reinterpret_cast<int32_t*>(*cells);
     group->done = group->entered + 1;
-    *group->entered = *group->done = 0;
+    group->restart();
     if (group->clique == nullptr) failed = error("a group of this rank's was not made");
     else messenger_->enroll(group->clique, device_.arena(), device_.arenaBytes());
   }
@@ -238,7 +242,7 @@ Ticket NcclCommunicator::begin(Group& group, const Message& message, const Site&
   if (group.size() > 1) {
     if (mine.sites.size() > kManySites && size_t(*mine.done) == mine.sites.size()) {
       mine.sites.clear();
-      *mine.entered = *mine.done = 0;
+      mine.restart();
     }
     mine.sites.push_back(site);
     mark(mine, mine.entered);
@@ -337,7 +341,10 @@ NcclCommunicator::~NcclCommunicator() {
   bool isGood = failure().empty() && !llvm::errorToBool(device_.finish());
   device_.setWatch(nullptr);
   if (hasEnded_ || messenger_ == nullptr) return;
-  if (!isGood) return giveUp();
+  if (!isGood) {
+    giveUp();
+    return;
+  }
   device_.dropRecording();
   messenger_->finish();
 }
@@ -356,7 +363,7 @@ std::string NcclCommunicator::whatIsStuck() const {
 void NcclCommunicator::restart(bool records) {
   for (GpuGroup& group : groups_) {
     if (group.done == nullptr) continue;
-    *group.entered = *group.done = 0;
+    group.restart();
     if (records) group.sites.clear();
   }
 }
@@ -381,7 +388,7 @@ llvm::Error NcclCommunicator::look() {
       std::string where = whatIsStuck();
       std::string why = llvm::toString(std::move(lost)) + (where.empty() ? "" : ", in " + where);
       fail(why);
-      return error("rank " + llvm::Twine(rank()) + ": " + why);
+      return error(why);
     }
     done += *group.done;
     isInside |= group.isInside();
@@ -393,7 +400,7 @@ llvm::Error NcclCommunicator::look() {
   }
   if (now - since_ < timeout_) return llvm::Error::success();
   std::string why = "no progress for " + comm::seconds(timeout_) + " in " + whatIsStuck();
-  fail("rank " + std::to_string(rank()) + ": " + why);
+  fail(why);
   return error(why);
 }
 

@@ -25,6 +25,8 @@ struct Options {
   int gpus = 64;
   int64_t bytes = int64_t(1) << 30;  // of each GPU's memory
   bool isProtected = true;  // the host dies when it touches a GPU's memory
+  // As NCCL connects: a rank's first message to another waits, on the host, for the other's first to it.
+  bool meetsFirst = true;
   double hangSeconds = 60;  // without progress of any GPU, until messages that wait are an error
 };
 // Of GPUs that are opened from here on. At first as the environment says: PLANC_GPU_SEED,

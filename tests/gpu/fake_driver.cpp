@@ -288,6 +288,11 @@ llvm::Expected<Graph> FakeDriver::endGraph(Stream stream) {
   return graphs_.back().get();
 }
 
+void FakeDriver::destroy(Graph graph) {
+  Lock lock(core->mutex);
+  llvm::erase_if(graphs_, [&](const auto& other) { return other.get() == graph; });
+}
+
 int64_t enqueued() { return asked; }
 
 void FakeDriver::launch(Stream stream, Graph graph) {

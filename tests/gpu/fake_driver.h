@@ -64,6 +64,8 @@ class FakeDriver : public Driver {
   llvm::Expected<Graph> endGraph(Stream stream) override;
   void launch(Stream stream, Graph graph) override;
   int64_t nodes(Graph graph) const override { return int64_t(graph->nodes.size()); }
+  void destroy(Graph graph) override;
+  size_t graphs() const { return graphs_.size(); }
   void at(llvm::StringRef what) override;
   llvm::Error error() override;
 

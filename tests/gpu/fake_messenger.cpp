@@ -31,7 +31,7 @@ class FakeMessenger : public Messenger {
  public:
   explicit FakeMessenger(FakeDriver& driver) : driver_(driver), core_(driver.core) {}
   ~FakeMessenger() override {
-    for (auto& clique : cliques_) abort(clique.get());
+    abort();
   }
 
   llvm::Expected<Id> makeId() override;
@@ -67,7 +67,8 @@ class FakeMessenger : public Messenger {
 
   void enroll(Clique clique, void* memory, int64_t bytes) override;
   llvm::Error error(Clique clique) override;
-  void abort(Clique clique) override;
+  void finish() override;
+  void abort() override;
 
  private:
   struct Pending {
@@ -78,6 +79,7 @@ class FakeMessenger : public Messenger {
   void add(Clique clique, Call call, Stream stream);
   std::string whatIsWrong(const CliqueHandle& clique, const Call& call) const;
   void enqueue(Pending pending);
+  void meet(const Pending& pending);
   // Until it holds; the GPU goes on meanwhile. False: nobody came.
   bool waitUntil(NetworkLock& lock, const std::function<bool()>& holds);
   Clique keep(std::shared_ptr<Club> club, int rank);
@@ -172,7 +174,33 @@ llvm::Expected<Clique> FakeMessenger::split(Clique of, int colour, int key) {
 
 void FakeMessenger::end() {
   if (--depth_ > 0) return;
-  for (Pending& pending : std::exchange(group_, {})) enqueue(std::move(pending));
+  for (Pending& pending : std::exchange(group_, {})) {
+    if (core_->options.meetsFirst) meet(pending);
+    enqueue(std::move(pending));
+  }
+}
+
+void FakeMessenger::meet(const Pending& pending) {
+  Club& club = *pending.clique->club;
+  int own = pending.clique->rank;
+  NetworkLock lock(network().mutex);
+  auto isTransfer = [](const Call& call) {
+    return call.kind == Kind::Send || call.kind == Kind::Receive;
+  };
+  for (const Call& call : pending.calls)
+    if (isTransfer(call)) club.called.insert({own, call.peer});
+  network().changed.notify_all();
+  for (const Call& call : pending.calls) {
+    if (!isTransfer(call)) continue;
+    auto hasMet = [&] {
+      return club.called.count({call.peer, own}) > 0 || !club.failure.empty() ||
+             club.members[size_t(call.peer)].isGone;
+    };
+    if (!waitUntil(lock, hasMet))
+      return club.fail("rank " + std::to_string(own) + " waits for rank " +
+                           std::to_string(call.peer) + " to connect, on the host",
+                       true);
+  }
 }
 
 // Bytes that NCCL lets a call read and write: the same ones, a rank's own piece of the whole, or
@@ -276,9 +304,15 @@ llvm::Error FakeMessenger::error(Clique clique) {
   return asError(clique->club->failure);
 }
 
-void FakeMessenger::abort(Clique clique) {
+void FakeMessenger::finish() {
+  std::lock_guard lock(core_->mutex);
+  if (driver_.graphs() > 0) core_->fail("cliques end while a graph holds their messages");
+  abort();
+}
+
+void FakeMessenger::abort() {
   NetworkLock lock(network().mutex);
-  clique->club->leave(clique->rank);
+  for (auto& clique : cliques_) clique->club->leave(clique->rank);
 }
 
 }  // namespace
@@ -286,7 +320,7 @@ void FakeMessenger::abort(Clique clique) {
 
 namespace planc::cuda {
 
-llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver& driver) {
+llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver& driver, Patience) {
   return std::make_unique<fake::FakeMessenger>(static_cast<fake::FakeDriver&>(driver));
 }
 

@@ -19,7 +19,7 @@ struct Rank {
   int rank, ranks;
 
   Rank(int rank, int ranks) : gpu(rank), rank(rank), ranks(ranks) {
-    messenger = llvm::cantFail(makeMessenger(*gpu.driver));
+    messenger = llvm::cantFail(makeMessenger(*gpu.driver, {}));
   }
   Messenger* operator->() { return messenger.get(); }
   std::string finish() {
@@ -47,7 +47,7 @@ void onRanks(int ranks, Body&& body) {
   Messenger::Id id;
   {
     Gpu gpu;
-    id = llvm::cantFail(llvm::cantFail(makeMessenger(*gpu.driver))->makeId());
+    id = llvm::cantFail(llvm::cantFail(makeMessenger(*gpu.driver, {}))->makeId());
   }
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r)
@@ -66,7 +66,10 @@ void onRanks(int ranks, Body&& body) {
 
 class FakeMessages : public testing::Test {
  protected:
-  void SetUp() override { before_ = fake::options(); }
+  void SetUp() override {
+    before_ = fake::options();
+    fake::options().meetsFirst = false;
+  }
   void TearDown() override {
     fake::options() = before_;
     fake::clearFaults();
@@ -261,7 +264,7 @@ std::vector<std::string> errorsOf(int ranks, const Body& body, double hangSecond
     int32_t* x = r.numbers(16, r.rank);
     body(r, x);
     errors[size_t(r.rank)] = r.finish();
-    r->abort(r.clique);
+    r->abort();
   });
   return errors;
 }
@@ -338,7 +341,7 @@ TEST_F(FakeMessages, RanksThatAreGone) {
 
   // One that gives up.
   errors = errorsOf(3, [&](Rank& r, int32_t* x) {
-    if (r.rank == 1) return r->abort(r.clique);
+    if (r.rank == 1) return r->abort();
     reduceTwice(r, x);
   }, 60);
   EXPECT_HAS(errors[0], "rank 1 is gone, for which all-reduce of 2 i32 waits");
@@ -349,7 +352,7 @@ TEST_F(FakeMessages, AbortEndsWhatIsUnderWay) {
     int32_t* x = r.numbers(1, 1);
     if (r.rank == 1) return;
     r->receive(r.clique, x, 1, Elem::I32, 1, r.gpu.b);
-    r->abort(r.clique);
+    r->abort();
     EXPECT_EQ(r.finish().find("abort"), std::string::npos);
     r->send(r.clique, x, 1, Elem::I32, 1, r.gpu.b);
     EXPECT_HAS(llvm::toString(r.gpu->error()), "in a clique that was aborted");

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,7 @@ struct Club {
     std::vector<std::pair<std::shared_ptr<Club>, int>> made;  // and the rank in it
   };
   std::map<uint64_t, Split> splits;
+  std::set<std::pair<int, int>> called;  // who has asked for a message to, or from, whom
 
  private:
   void runCollective(std::vector<Posted>& calls);
