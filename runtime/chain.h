@@ -1,5 +1,5 @@
-// Chains of elementwise steps over the elements of a space of dims, with at most one sum at the end:
-// what an elementwise op, a fused one, a `const`, a `sum` or an `accum` asks of a device.
+// Chains of elementwise steps over the elements of a space of dims, with at most one sum at the
+// end: what an elementwise op, a fused one, a `const`, a `sum` or an `accum` asks of a device.
 #pragma once
 
 #include <optional>
@@ -28,7 +28,8 @@ struct Chain {
   std::optional<Output> sum;  // its type lacks the dims that it sums
 
   int valueOfStep(size_t step) const { return int(inputs.size() + step); }
-  // Casts between float types change nothing inside a chain: what they are casts of, through all of them.
+  // Casts between float types change nothing inside a chain: what they are casts of, through all of
+  // them.
   int source(int value) const;
   // Inputs, outputs, and the sum's.
   llvm::SmallVector<const Type*, 8> tensors() const;

@@ -370,6 +370,7 @@ llvm::Error Interpreter::run(const std::vector<Instruction>& instructions) {
     }
     Trace::Time start = Trace::now();
     if (llvm::Error error = run(instruction)) return error;
+    if (llvm::Error error = device_.finish()) return error;
     if (instruction.op->kind != OpKind::Yield)
       trace_->add(instruction.name, instruction.op->info().text, printOp(*instruction.op), start,
                   Trace::now());

@@ -45,12 +45,14 @@ class Interpreter {
   llvm::Error run(const Call& call, uint64_t seed, int64_t step);
 
   // Seconds spent in ops of each kind so far, indexed by OpKind. An op that only starts counts what
-  // starting took, its `wait` the rest.
+  // starting took, its `wait` the rest. Of a device that works behind the host's back, what asking it took.
   llvm::ArrayRef<double> secondsByKind() const { return seconds_; }
 
-  // Each call's and each op's time goes there; null: no trace.
+  // Each call's and each op's time goes there; null: no trace. A device that works behind the host's back
+  // is then waited for behind each op.
   void setTrace(Trace* trace) { trace_ = trace; }
   bool isTraced() const { return trace_ != nullptr; }
+  std::string placeOf(const Op& op) const;  // file:line of the plan
 
   // An op that the host must see results for before it can go on, or null: a step that has none is
   // the same calls of the device every time.
@@ -120,7 +122,6 @@ class Interpreter {
       at += (ring > 0 ? counters_[counter] % ring : counters_[counter]) * bytes;
     return arena_ + at;
   }
-  std::string placeOf(const Op& op) const;
   llvm::Expected<std::unique_ptr<Exchange>> prepareExchange(const Op& op, const Instruction& made);
   llvm::Error run(const std::vector<Instruction>& instructions);
   llvm::Error run(const Instruction& instruction);

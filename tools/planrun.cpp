@@ -127,6 +127,7 @@ void report(const std::vector<StepRecord>& records, Session& session, int ranks)
       "%lld steps of %lld tokens, median %.0f tokens/s; arena %s%s\n", (long long)records.size(),
       (long long)session.tokensPerStep(), speeds[speeds.size() / 2],
       bytesText(double(session.interpreter().arenaBytes())).c_str(), ranks > 1 ? " a rank" : "");
+  if (!session.interpreter().device().isHost()) return;  // asking for an op is not doing it
   std::vector<std::pair<double, llvm::StringRef>> kinds;
   double total = 0;
   llvm::ArrayRef<double> seconds = session.interpreter().secondsByKind();
@@ -257,6 +258,10 @@ llvm::Error runOn(Rank& rank, const Planx& planx) {
   if (!made) return made.takeError();
   Session& session = **made;
   session.setRecording(!noGraph);
+  const Op* op = rank.device().canRecord() && !noGraph ? session.unrecordable() : nullptr;
+  if (op && comm.rank() == 0)
+    llvm::errs() << "planrun: note: steps are no graph: '" << op->info().text << "' ("
+                 << session.interpreter().placeOf(*op) << ") needs its counts on the host\n";
   if (llvm::Error error =
           comm.agree(data->check(session.positions(), session.vocab(), comm.rank(), comm.size())))
     return error;

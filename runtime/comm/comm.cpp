@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llvm/ADT/STLExtras.h"
-#include "runtime/comm/text.h"
+#include "runtime/comm_text.h"
 
 namespace planc {
 namespace {

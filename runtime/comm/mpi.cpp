@@ -21,7 +21,7 @@
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/Support/raw_ostream.h"
 #include "runtime/comm/reduce.h"
-#include "runtime/comm/text.h"
+#include "runtime/comm_text.h"
 
 namespace planc {
 namespace {

@@ -7,7 +7,7 @@
 #include <deque>
 
 #include "runtime/comm/tcp_hub.h"
-#include "runtime/comm/text.h"
+#include "runtime/comm_text.h"
 #include "runtime/comm/wire.h"
 
 namespace planc {

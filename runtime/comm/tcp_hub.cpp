@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "llvm/ADT/STLExtras.h"
-#include "runtime/comm/text.h"
+#include "runtime/comm_text.h"
 #include "runtime/comm/wire.h"
 
 namespace planc::comm {

@@ -1,5 +1,5 @@
 // Ranks and messages in words. Tested by tests/runtime/comm_test.cpp.
-#include "runtime/comm/text.h"
+#include "runtime/comm_text.h"
 
 #include <numeric>
 

@@ -16,7 +16,7 @@
 #include <optional>
 
 #include "llvm/ADT/STLExtras.h"
-#include "runtime/comm/text.h"
+#include "runtime/comm_text.h"
 #include "runtime/comm/work.h"
 
 namespace planc {

@@ -6,8 +6,8 @@
 
 namespace planc::cuda {
 
-// Copies the elements of some loops over {an operand, result 0}, outermost first. Integers stay what
-// they are.
+// Copies the elements of some loops over {an operand, result 0}, outermost first. Integers stay
+// what they are.
 struct Move {
   llvm::SmallVector<Loop, 4> axes;
   Elem from, to;

@@ -1,5 +1,5 @@
-// Makers of ops that move elements without computing on them: joining, cutting, a rank's share. Tested
-// by tests/gpu/kernels_gpu_test.cpp.
+// Makers of ops that move elements without computing on them: joining, cutting, a rank's share.
+// Tested by tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/chains.h"
 
 namespace planc::cuda {
@@ -39,7 +39,8 @@ KernelOr prepareConcat(const Op& op, Shared& shared) {
     moves.push_back(std::move(*kernel));
     start += part.size(parts[i]);
   }
-  return makeKernel([moves = std::move(moves)](const RunContext& context, Operands in, Results out) {
+  return makeKernel([moves = std::move(moves)](const RunContext& context, Operands in,
+                                               Results out) {
     for (const auto& move : moves) move->run(context, in, out);
   });
 }

@@ -160,6 +160,8 @@ llvm::Expected<std::byte*> CudaDriver::allocate(int64_t bytes) {
   if (code == cudaSuccess) {
     device_.push_back(memory);
     code = cudaMemset(memory, 0, size);
+    // It runs on a stream that ours do not wait for.
+    if (code == cudaSuccess) code = cudaStreamSynchronize(cudaStreamLegacy);
   }
   if (code == cudaSuccess) return static_cast<std::byte*>(memory);
   cudaGetLastError();  // running out of memory is no state of the GPU

@@ -1,7 +1,7 @@
-// Makers of elementwise ops, fused chains and sums by name. A chain's loops are cut into the cells and
-// items of elementwise.h; sums of many items into few cells take two launches, the first of which
-// leaves partial sums in the workspace. Nothing here depends on the GPU, so that sums are the same on
-// all. Tested by tests/gpu/kernels_gpu_test.cpp.
+// Makers of elementwise ops, fused chains and sums by name. A chain's loops are cut into the cells
+// and items of elementwise.h; sums of many items into few cells take two launches, the first of
+// which leaves partial sums in the workspace. Nothing here depends on the GPU, so that sums are the
+// same on all. Tested by tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/elementwise.h"
 
 #include <bit>
@@ -27,7 +27,8 @@ struct Tensor {
   int64_t offset = 0;  // elements
 };
 
-// A chain over loops: tensors are the inputs that the code loads, the outputs, and the sum's target.
+// A chain over loops: tensors are the inputs that the code loads, the outputs, and the sum's
+// target.
 struct Form {
   llvm::SmallVector<Loop, 4> axes;  // outermost first
   llvm::SmallVector<Tensor, 8> tensors;
@@ -42,7 +43,8 @@ struct Form {
   }
 };
 
-// A form's loops as a kernel has them: innermost first, cells before items, the loop of units in units.
+// A form's loops as a kernel has them: innermost first, cells before items, the loop of units in
+// units.
 struct Loops {
   llvm::SmallVector<Loop, 4> all;
   int cellLoops = 0;
@@ -105,7 +107,8 @@ Split splitOf(const Loops& loops, const Form& form, int threads) {
   if (form.isLast) return split;
   int64_t blocks = blocksFor(split.cells, threads / split.itemThreads);
   int64_t most = std::min<int64_t>(split.items / (8 * split.itemThreads), kWantedBlocks);
-  split.chunks = int32_t(std::max<int64_t>(1, std::min((kWantedBlocks + blocks - 1) / blocks, most)));
+  int64_t wanted = std::min((kWantedBlocks + blocks - 1) / blocks, most);
+  split.chunks = int32_t(std::max<int64_t>(1, wanted));
   return split;
 }
 
@@ -118,10 +121,10 @@ LaunchShape shapeOf(const Split& split, int threads) {
   return shape;
 }
 
-// Partial sums in the workspace: a row a chunk, in it the cells' elements, innermost loop first, the
-// units padded to whole ones.
+// Partial sums in the workspace: a row a chunk, in it the cells' elements, innermost loop first,
+// the units padded to whole ones.
 struct Partials {
-  llvm::SmallVector<int64_t, 4> strides;  // by loop of the cells; of the loop of units: from unit to unit
+  llvm::SmallVector<int64_t, 4> strides;  // by loop of the cells; of units from unit to unit
   int64_t chunkStride = 0;
 
   Partials(const Loops& loops, int64_t width) {
@@ -225,7 +228,9 @@ struct LongStage : Stage {
 Access accessOf(const Loops& loops, size_t tensor, int64_t width) {
   if (loops.steps[tensor] == 0) return Access::Same;
   if (loops.steps[tensor] != 1) return Access::Strided;
-  auto isEven = [&](const Loop& loop) { return loop.size == 1 || loop.strides[tensor] % width == 0; };
+  auto isEven = [&](const Loop& loop) {
+    return loop.size == 1 || loop.strides[tensor] % width == 0;
+  };
   return llvm::all_of(loops.all, isEven) ? Access::Vector : Access::Strided;
 }
 
@@ -276,8 +281,8 @@ class ChainKernel : public planc::Kernel {
     addLong(std::move(form));
   }
 
-  // Puts partial sums in the target's place where the items are cut into chunks; `later` is then what
-  // adds them up.
+  // Puts partial sums in the target's place where the items are cut into chunks; `later` is then
+  // what adds them up.
   Partials cut(Form& form, const Loops& loops, const Split& split, int64_t width,
                std::optional<Form>& later) {
     Partials partials(loops, width);

@@ -6,13 +6,6 @@
 
 #include "runtime/cuda/device_code.h"
 
-// For loops over registers, which have no addresses, and over loads, which all are to be under way.
-#ifdef __CUDACC__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
-
 namespace planc::cuda {
 namespace {
 
@@ -67,20 +60,24 @@ PLANC_DEVICE T evaluate(T a, T b) {
 
 template <class T, int V>
 PLANC_DEVICE void fill(T (&x)[V], T value) {
-  UNROLL for (int i = 0; i < V; ++i) x[i] = value;
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = value;
 }
 template <class T, int V>
 PLANC_DEVICE void assign(T (&x)[V], const T (&from)[V]) {
-  UNROLL for (int i = 0; i < V; ++i) x[i] = from[i];
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = from[i];
 }
 
 // acc = kind(acc, b).
 template <class T, int V>
 PLANC_DEVICE void apply(StepKind kind, T (&acc)[V], const T (&b)[V]) {
   switch (kind) {
-#define CASE(Kind)                                                                     \
-  case StepKind::Kind:                                                                 \
-    UNROLL for (int i = 0; i < V; ++i) acc[i] = evaluate<StepKind::Kind>(acc[i], b[i]);       \
+#define CASE(Kind)                                                             \
+  case StepKind::Kind:                                                         \
+    _Pragma("unroll") for (int i = 0; i < V; ++i) {                            \
+      acc[i] = evaluate<StepKind::Kind>(acc[i], b[i]);                         \
+    }                                                                          \
     return;
     PLANC_STEPS(CASE)
 #undef CASE
@@ -114,17 +111,21 @@ PLANC_DEVICE void loadUnit(const ChainTensor& tensor, int64_t at, int valid, flo
   if (isPacked(tensor, valid == V)) {
     struct alignas(2 * V) Pairs { uint32_t v[V / 2]; };
     Pairs pairs = *reinterpret_cast<const Pairs*>(static_cast<const uint16_t*>(tensor.data) + at);
-    UNROLL for (int i = 0; i < V / 2; ++i) x[i] = __uint_as_float(pairs.v[i]);
+#pragma unroll
+    for (int i = 0; i < V / 2; ++i) x[i] = __uint_as_float(pairs.v[i]);
     return;
   }
   if (tensor.access == Access::Vector && valid == V) return load(from, at, x);
   if (tensor.access == Access::Same) return fill(x, loadOne<float>(from, at));
-  UNROLL for (int i = 0; i < V; ++i) x[i] = i < valid ? loadOne<float>(from, at + i * tensor.step) : 0.0f;
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    x[i] = i < valid ? loadOne<float>(from, at + i * tensor.step) : 0.0f;
 }
 
 template <int V>
 PLANC_DEVICE void unpack(float (&x)[V]) {
-  UNROLL for (int i = V / 2 - 1; i >= 0; --i) {
+#pragma unroll
+  for (int i = V / 2 - 1; i >= 0; --i) {
     uint32_t pair = __float_as_uint(x[i]);
     x[2 * i + 1] = __uint_as_float(pair & 0xffff0000u);
     x[2 * i] = __uint_as_float(pair << 16);
@@ -136,7 +137,8 @@ PLANC_DEVICE void storeUnit(Ref into, Access access, int64_t step, int64_t at, i
                             const float (&x)[V]) {
   if (access == Access::Vector && valid == V) return store(into, at, x);
   if (access == Access::Same) return storeOne(into, at, x[0]);
-  UNROLL for (int i = 0; i < V; ++i)
+#pragma unroll
+  for (int i = 0; i < V; ++i)
     if (i < valid) storeOne(into, at + i * step, x[i]);
 }
 
@@ -147,7 +149,8 @@ struct Place {
 
   // Loops [from, to) at the index that they make together. All of a warp have the same loops.
   PLANC_DEVICE void set(const Index (&sizes)[kLoops], int from, int to, Index index) {
-    UNROLL for (int l = 0; l < kLoops; ++l) {
+#pragma unroll
+    for (int l = 0; l < kLoops; ++l) {
       if (l < from || l >= to) continue;
       Index next = l + 1 == to ? 0 : index / sizes[l];
       at[l] = index - next * sizes[l];
@@ -156,18 +159,21 @@ struct Place {
   }
   PLANC_DEVICE int64_t offset(const int64_t (&strides)[kLoops]) const {
     int64_t sum = 0;
-    UNROLL for (int l = 0; l < kLoops; ++l) sum += int64_t(at[l]) * strides[l];
+#pragma unroll
+    for (int l = 0; l < kLoops; ++l) sum += int64_t(at[l]) * strides[l];
     return sum;
   }
   // Of all places with the same element of a tensor that lacks loops, one is the first.
   PLANC_DEVICE bool isFirst(const int64_t (&strides)[kLoops]) const {
     bool first = true;
-    UNROLL for (int l = 0; l < kLoops; ++l) first &= at[l] == 0 || strides[l] != 0;
+#pragma unroll
+    for (int l = 0; l < kLoops; ++l) first &= at[l] == 0 || strides[l] != 0;
     return first;
   }
   PLANC_DEVICE Index on(int loop) const {
     Index index = 0;
-    UNROLL for (int l = 0; l < kLoops; ++l) index = l == loop ? at[l] : index;
+#pragma unroll
+    for (int l = 0; l < kLoops; ++l) index = l == loop ? at[l] : index;
     return index;
   }
 };
@@ -182,12 +188,14 @@ PLANC_DEVICE int runUnit(const ChainArgs& a, const Place<uint32_t, kChainLoops>&
     valid = left < V ? int(left) : V;
   }
   float slots[S][V];
-  UNROLL for (int i = 0; i < S; ++i) {
+#pragma unroll
+  for (int i = 0; i < S; ++i) {
     if (i < a.inputs) {
       loadUnit(a.tensors[i], place.offset(a.tensors[i].strides), valid, slots[i]);
     }
   }
-  UNROLL for (int i = 0; i < S; ++i) {
+#pragma unroll
+  for (int i = 0; i < S; ++i) {
     if (i < a.inputs && isPacked(a.tensors[i], valid == V)) unpack(slots[i]);
   }
   fill(acc, 0.0f);
@@ -216,9 +224,9 @@ PLANC_DEVICE int runUnit(const ChainArgs& a, const Place<uint32_t, kChainLoops>&
   return valid;
 }
 
-// Adds up a block's items (counted in Index): run(cell, item, x) gives one unit, put(cell, total) takes a
-// cell's. The order depends on the split alone. Totals live in `scratch`, V elements a thread of shared
-// memory: registers are for the slots.
+// Adds up a block's items (counted in Index): run(cell, item, x) gives one unit, put(cell, total)
+// takes a cell's. The order depends on the split alone. Totals live in `scratch`, V elements a
+// thread of shared memory: registers are for the slots.
 template <class Index, class T, int V, class Run, class Put>
 PLANC_DEVICE void sumBlock(const Split& split, T* scratch, Run&& run, Put&& put) {
   int thread = int(threadIdx.x), threads = int(blockDim.x);
@@ -231,32 +239,37 @@ PLANC_DEVICE void sumBlock(const Split& split, T* scratch, Run&& run, Put&& put)
   Index end = Index(split.items * (blockIdx.y + 1) / split.chunks);
   bool exists = int64_t(cell) < split.cells;
   T* mine = scratch + share * width + column;
-  UNROLL for (int i = 0; i < V; ++i) mine[i * threads] = T(0);
+#pragma unroll
+  for (int i = 0; i < V; ++i) mine[i * threads] = T(0);
   if (exists) {
     for (item += share; item < end; item += shares) {
       T x[V];
       run(cell, item, x);
-      UNROLL for (int i = 0; i < V; ++i) mine[i * threads] += x[i];
+#pragma unroll
+      for (int i = 0; i < V; ++i) mine[i * threads] += x[i];
     }
   }
   if (split.addsUp) {
-    UNROLL for (int i = 1; i < V; ++i) mine[0] += mine[i * threads];
+#pragma unroll
+    for (int i = 1; i < V; ++i) mine[0] += mine[i * threads];
   }
   int rows = split.addsUp ? 1 : V;
   for (int half = shares / 2; half > 0; half /= 2) {
     __syncthreads();
     if (share >= half) continue;
-    UNROLL for (int i = 0; i < V; ++i)
+#pragma unroll
+    for (int i = 0; i < V; ++i)
       if (i < rows) mine[i * threads] += mine[i * threads + half * width];
   }
   if (share > 0 || !exists) return;
   T total[V];
-  UNROLL for (int i = 0; i < V; ++i) total[i] = mine[i * threads];
+#pragma unroll
+  for (int i = 0; i < V; ++i) total[i] = mine[i * threads];
   put(cell, total);
 }
 
-// Occupancy: 6, 5 or 4 blocks of 128 threads on a multiprocessor (80, 96 or 128 registers a thread, which
-// hold the slots); each thread has up to 16 or 32 bytes a slot under way.
+// Occupancy: 6, 5 or 4 blocks of 128 threads on a multiprocessor (80, 96 or 128 registers a thread,
+// which hold the slots); each thread has up to 16 or 32 bytes a slot under way.
 template <int V, int S, int kBlocks>
 PLANC_KERNEL(kChainThreads, kBlocks) chain(ChainArgs a) {
   int64_t unit = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -276,12 +289,14 @@ PLANC_KERNEL(kChainThreads, kBlocks) chainSum(ChainArgs a) {
     place.set(a.sizes, 0, a.cellLoops, cell);
     place.set(a.sizes, a.cellLoops, a.loops, item);
     int valid = runUnit<V, S>(a, place, x);
-    UNROLL for (int i = 0; i < V; ++i) x[i] = i < valid ? x[i] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] = i < valid ? x[i] : 0.0f;
   };
   auto put = [&](uint32_t cell, float(&total)[V]) {
     place.set(a.sizes, 0, a.cellLoops, cell);
     int64_t at = int64_t(blockIdx.y) * a.chunkStride, left = V;
-    UNROLL for (int l = 0; l < kChainLoops; ++l)
+#pragma unroll
+    for (int l = 0; l < kChainLoops; ++l)
       if (l < a.cellLoops) at += int64_t(place.at[l]) * target.strides[l];
     if (a.split.addsUp) left = 1;
     else if (a.split.unitLoop >= 0)
@@ -289,7 +304,8 @@ PLANC_KERNEL(kChainThreads, kBlocks) chainSum(ChainArgs a) {
     int valid = left < V ? int(left) : V;
     Ref into{target.data, target.elem};
     if (a.split.adds) {
-      UNROLL for (int i = 0; i < V; ++i)
+#pragma unroll
+      for (int i = 0; i < V; ++i)
         if (i < valid) total[i] += loadOne<float>(asConst(into), at + i * target.step);
     }
     if (a.split.addsUp) storeOne(into, at, total[0]);
@@ -349,7 +365,8 @@ PLANC_KERNEL(kChainThreads, 4) longChain(LongArgs a) {
   auto put = [&](int64_t cell, T(&total)[1]) {
     place.set(a.sizes, 0, a.cellLoops, cell);
     int64_t at = int64_t(blockIdx.y) * a.chunkStride;
-    UNROLL for (int l = 0; l < kLongLoops; ++l)
+#pragma unroll
+    for (int l = 0; l < kLongLoops; ++l)
       if (l < a.cellLoops) at += place.at[l] * a.target.strides[l];
     Ref into{a.data[a.inputs + a.outputs], a.target.elem};
     if (a.split.adds) total[0] += loadOne<T>(asConst(into), at);
@@ -358,8 +375,9 @@ PLANC_KERNEL(kChainThreads, 4) longChain(LongArgs a) {
   sumBlock<int64_t, T, 1>(a.split, scratch, run, put);
 }
 
-// A tile a block, 16 elements a thread under way; rows of shared memory are one element longer, so that
-// columns of it lie in different banks. Occupancy: 4 blocks of 256 threads, 17 KB of shared memory each.
+// A tile a block, 16 elements a thread under way; rows of shared memory are one element longer, so
+// that columns of it lie in different banks.
+// Occupancy: 4 blocks of 256 threads, 17 KB of shared memory each.
 template <class T>
 PLANC_KERNEL(kTransposeThreads, 4) transpose(TransposeArgs a) {
   constexpr int kRowsAtOnce = kTransposeThreads / kTile, kEach = kTile / kRowsAtOnce;
@@ -376,14 +394,17 @@ PLANC_KERNEL(kTransposeThreads, 4) transpose(TransposeArgs a) {
   }
   int x = int(threadIdx.x) % kTile, y = int(threadIdx.x) / kTile;
   T each[kEach];
-  UNROLL for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
     int64_t r = row + y + i * kRowsAtOnce, c = column + x;
     bool exists = r < a.rows && c < a.columns;
     each[i] = exists ? loadOne<T>(a.from, from + r * a.fromRow + c) : T(0);
   }
-  UNROLL for (int i = 0; i < kEach; ++i) tile[(y + i * kRowsAtOnce) * (kTile + 1) + x] = each[i];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) tile[(y + i * kRowsAtOnce) * (kTile + 1) + x] = each[i];
   __syncthreads();
-  UNROLL for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
     int64_t r = row + x, c = column + y + i * kRowsAtOnce;
     if (r < a.rows && c < a.columns) {
       storeOne(a.to, to + c * a.toColumn + r, tile[x * (kTile + 1) + y + i * kRowsAtOnce]);

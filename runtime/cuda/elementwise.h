@@ -1,13 +1,14 @@
-// One kernel for every elementwise op and fused chain: the chain is a small program in its argument,
-// which each thread runs for a few neighbouring elements held in registers.
+// One kernel for every elementwise op and fused chain: the chain is a small program in its
+// argument, which each thread runs for a few neighbouring elements held in registers.
 //
-// A program works on `acc` and slots. All inputs are loaded into slots first, so that many loads are
-// under way at once and results may lie on operands; then each step does
+// A program works on `acc` and slots. All inputs are loaded into slots first, so that many loads
+// are under way at once and results may lie on operands; then each step does
 //   acc = kind(a, b);  slot[to] = acc
 // where a and b name acc, a slot or a constant.
 //
-// The space is cut into cells and items: the sum, where there is one, adds a cell's items. Without a
-// sum all loops are cells'. The innermost loop, of cells or items, is cut into units of V elements.
+// The space is cut into cells and items: the sum, where there is one, adds a cell's items. Without
+// a sum all loops are cells'. The innermost loop, of cells or items, is cut into units of V
+// elements.
 #pragma once
 
 #include "runtime/cuda/kernel.h"
@@ -62,8 +63,8 @@ struct ChainTensor {
   Access access;
 };
 
-// Loops stand innermost first, first the cells', then the items'. Tensors: the inputs, in the order of
-// their slots, then results, then the sum's target.
+// Loops stand innermost first, first the cells', then the items'. Tensors: the inputs, in the order
+// of their slots, then results, then the sum's target.
 struct ChainArgs {
   Split split;
   int32_t cellLoops, loops, inputs, outputs, steps;
@@ -80,8 +81,8 @@ inline constexpr int kFewSlots = 3, kFewSumSlots = 2, kSomeSlots = 6, kManySlots
 extern const Kernel<ChainArgs> kChainFew, kChainSome, kChainMany;
 extern const Kernel<ChainArgs> kChainSumFew, kChainSumSome, kChainSumMany;
 
-// Any chain, one element at a time (V 1): slots in shared memory, the program in device memory. Also what
-// computes in double.
+// Any chain, one element at a time (V 1): slots in shared memory, the program in device memory.
+// Also what computes in double.
 inline constexpr int kLongLoops = 8, kLongTensors = 256;
 
 struct LongTensor {

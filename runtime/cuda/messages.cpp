@@ -10,7 +10,7 @@
 #include <map>
 
 #include "llvm/ADT/STLExtras.h"
-#include "runtime/comm/text.h"
+#include "runtime/comm_text.h"
 #include "runtime/cuda/cliques.h"
 #include "runtime/cuda/copies.h"
 #include "runtime/cuda/device.h"

@@ -45,7 +45,8 @@ KernelOr makeRows(const Op& op, const Type& main, const Kernels& kernels, Shared
   bool isAcross = args.tensors[0].step != 1 && args.rows >= args.size;
   bool isAlone = isDouble(op) || isAcross;
   int64_t units = blocksFor(args.size, kCached);
-  args.team = isAlone ? 1 : int32_t(std::bit_ceil(uint64_t(std::min<int64_t>(units, kTeamThreads))));
+  uint64_t team = std::bit_ceil(uint64_t(std::min<int64_t>(units, kTeamThreads)));
+  args.team = isAlone ? 1 : int32_t(team);
   int threads = std::max(args.team, kAloneThreads);
   if (args.team > kWarp) threads = args.team;
   LaunchShape shape;

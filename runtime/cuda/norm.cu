@@ -1,17 +1,11 @@
-// See norm.h. Memory-bound: each thread of a team has its whole share of the row under way at once and
-// keeps it in registers from the first sum to the result.
+// See norm.h. Memory-bound: each thread of a team has its whole share of the row under way at once
+// and keeps it in registers from the first sum to the result.
 #include "runtime/cuda/norm.h"
 
 #include <cmath>
 #include <limits>
 
 #include "runtime/cuda/device_code.h"
-
-#ifdef __CUDACC__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
 
 namespace planc::cuda {
 namespace {
@@ -32,12 +26,14 @@ struct Member {
 
   PLANC_DEVICE Member(const RowsArgs& args, T* shared, int64_t row, int lane, int team)
       : a(args), scratch(shared), lane(lane), team(team), size(row < args.rows ? args.size : 0) {
-    UNROLL for (int t = 0; t < kRowTensors; ++t) offsets[t] = 0;
+#pragma unroll
+    for (int t = 0; t < kRowTensors; ++t) offsets[t] = 0;
     for (int l = 0; l < a.loops; ++l) {
       int64_t next = l + 1 == a.loops ? 0 : row / a.sizes[l];
       int64_t i = row - next * a.sizes[l];
       row = next;
-      UNROLL for (int t = 0; t < kRowTensors; ++t) offsets[t] += i * a.tensors[t].strides[l];
+#pragma unroll
+      for (int t = 0; t < kRowTensors; ++t) offsets[t] += i * a.tensors[t].strides[l];
     }
   }
 
@@ -60,7 +56,8 @@ struct Member {
     int valid = validAt(at);
     int64_t first = offsets[tensor] + at * from.step;
     if (from.isVector && valid == V) return cuda::load({from.data, from.elem}, first, x);
-    UNROLL for (int i = 0; i < V; ++i) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
       x[i] = i < valid ? loadOne<T>({from.data, from.elem}, first + i * from.step) : T(0);
     }
   }
@@ -69,7 +66,8 @@ struct Member {
     int valid = validAt(at);
     int64_t first = offsets[tensor] + at * to.step;
     if (to.isVector && valid == V) return cuda::store({to.data, to.elem}, first, x);
-    UNROLL for (int i = 0; i < V; ++i)
+#pragma unroll
+    for (int i = 0; i < V; ++i)
       if (i < valid) storeOne({to.data, to.elem}, first + i * to.step, x[i]);
   }
   PLANC_DEVICE T one(int tensor) const {
@@ -89,21 +87,25 @@ struct Units {
   T kept[K > 0 ? K : 1][kIn][V];
 
   PLANC_DEVICE explicit Units(const Member<T, V, K>& m) : member(m) {
-    UNROLL for (int k = 0; k < K; ++k) {
-      UNROLL for (int t = 0; t < kIn; ++t)
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int t = 0; t < kIn; ++t)
         if (m.place(k) < m.size) m.load(t, m.place(k), kept[k][t]);
     }
   }
   template <class F>
   PLANC_DEVICE void each(F&& visit) const {
-    UNROLL for (int k = 0; k < K; ++k) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
       int64_t at = member.place(k);
       if (at < member.size) visit(kept[k], at, member.validAt(at));
     }
     for (int64_t k = K; member.place(k) < member.size; ++k) {
       int64_t at = member.place(k);
       T read[kIn][V];
-      UNROLL for (int t = 0; t < kIn; ++t) member.load(t, at, read[t]);
+#pragma unroll
+      for (int t = 0; t < kIn; ++t) member.load(t, at, read[t]);
       visit(read, at, member.validAt(at));
     }
   }
@@ -112,14 +114,16 @@ struct Units {
   PLANC_DEVICE T sum(F&& term) const {
     T total = T(0);
     each([&](const T(&x)[kIn][V], int64_t, int valid) {
-      UNROLL for (int i = 0; i < V; ++i) total += i < valid ? term(x, i) : T(0);
+#pragma unroll
+      for (int i = 0; i < V; ++i) total += i < valid ? term(x, i) : T(0);
     });
     return member.sum(total);
   }
   PLANC_DEVICE T max() const {
     T most = kLowest<T>;
     each([&](const T(&x)[kIn][V], int64_t, int valid) {
-      UNROLL for (int i = 0; i < V; ++i)
+#pragma unroll
+      for (int i = 0; i < V; ++i)
         if (i < valid) most = greater(most, x[0][i]);
     });
     return member.max(most);
@@ -128,7 +132,8 @@ struct Units {
   PLANC_DEVICE void store(int tensor, F&& value) const {
     each([&](const T(&x)[kIn][V], int64_t at, int) {
       T y[V];
-      UNROLL for (int i = 0; i < V; ++i) y[i] = value(x, i);
+#pragma unroll
+      for (int i = 0; i < V; ++i) y[i] = value(x, i);
       member.store(tensor, at, y);
     });
   }
@@ -174,8 +179,8 @@ PLANC_DEVICE void work(const RowsArgs& a, const Member<T, V, K>& member) {
   }
 }
 
-// Occupancy: 1024 threads on a multiprocessor (64 registers a thread), each with up to 16 elements of
-// each operand under way.
+// Occupancy: 1024 threads on a multiprocessor (64 registers a thread), each with up to 16 elements
+// of each operand under way.
 template <Kind kind>
 PLANC_KERNEL(kTeamThreads, 1) teams(RowsArgs a) {
   float* scratch = &sharedMemory<float>();

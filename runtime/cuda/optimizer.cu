@@ -54,9 +54,10 @@ struct AdamWRates {
   T rate, floor, keep;
 };
 
-// The blocks that the GPU holds at a time go over all elements, so that powers are taken by few threads.
-// Occupancy: 4 blocks of 256 threads in float (64 registers a thread), each thread with 64 bytes under
-// way; 2 in double.
+// The blocks that the GPU holds at a time go over all elements, so that powers are taken by few
+// threads.
+// Occupancy: 4 blocks of 256 threads in float (64 registers a thread), each thread with 64 bytes
+// under way; 2 in double.
 template <class T>
 PLANC_KERNEL(kSweepThreads, 2) adamw(AdamWArgs a) {
   constexpr int V = kSweepWidth;
@@ -78,7 +79,8 @@ PLANC_KERNEL(kSweepThreads, 2) adamw(AdamWArgs a) {
     w = w * keep - rate * m / (std::sqrt(v) + floor);
   };
   int64_t stride = int64_t(gridDim.x) * blockDim.x * V;
-  for (int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; at < a.size; at += stride) {
+  int64_t begin = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V;
+  for (int64_t at = begin; at < a.size; at += stride) {
     if (a.isVector && at + V <= a.size) {
       T w[V], g[V], m[V], v[V];
       load(a.w, at, w);

@@ -1,5 +1,5 @@
-// The optimizer's kernels: sweeps over a weight, its gradient and its moments; the sum of squares for
-// clipping; the learning rate.
+// The optimizer's kernels: sweeps over a weight, its gradient and its moments; the sum of squares
+// for clipping; the learning rate.
 #pragma once
 
 #include "runtime/cuda/kernel.h"
@@ -40,7 +40,8 @@ struct SumSquaresArgs {
 };
 extern const Kernel<SumSquaresArgs> kSquaresF32, kSquaresF64, kSquaresTotal;
 
-// Linear up to `lr` over `warmup` steps, then, where `cosine` > 0, a cosine down to `floor` * lr there.
+// Linear up to `lr` over `warmup` steps, then, where `cosine` > 0, a cosine down to `floor` * lr
+// there.
 struct LearningRateArgs {
   ConstRef step;
   Ref rate;

@@ -7,7 +7,8 @@
 namespace planc::cuda {
 namespace {
 
-// Occupancy: 4 blocks of 256 threads on a multiprocessor, each thread with two units of x under way.
+// Occupancy: 4 blocks of 256 threads on a multiprocessor, each thread with two units of x under
+// way.
 template <class T>
 PLANC_KERNEL(kPositionThreads, 4) rope(RopeArgs a) {
   constexpr int V = kRopeWidth;

@@ -7,13 +7,14 @@ namespace planc::cuda {
 
 inline constexpr int kPositionThreads = 256, kPositionLoops = 8;
 
-// Pairs (a, b) of a row of `width` elements become (a c - b s, a s + b c) with the cosine and sine of the
-// row's position. Pairs lie side by side, or half a row apart.
+// Pairs (a, b) of a row of `width` elements become (a c - b s, a s + b c) with the cosine and sine
+// of the row's position. Pairs lie side by side, or half a row apart.
 inline constexpr int kRopeWidth = 4;  // pairs of a thread
 struct RopeArgs {
   ConstRef x;
   Ref y;
-  const void* angles;  // by position width / 2 cosines, then as many sines; in the type of computing
+  // By position width / 2 cosines, then as many sines; in the type that is computed in.
+  const void* angles;
   int64_t rows, width;
   int64_t units;  // of a row
   int32_t loops;  // over rows, innermost first
@@ -25,8 +26,8 @@ struct RopeArgs {
 };
 extern const Kernel<RopeArgs> kRopeF32, kRopeF64;
 
-// y = x / (1 - rate) where the element is kept, else 0: runtime/philox.h by the element's index in the
-// whole tensor. A thread does neighbours in memory, in y's order.
+// y = x / (1 - rate) where the element is kept, else 0: runtime/philox.h by the element's index in
+// the whole tensor. A thread does neighbours in memory, in y's order.
 inline constexpr int kDropoutWidth = 8;
 struct DropoutArgs {
   ConstRef x;
@@ -42,8 +43,8 @@ struct DropoutArgs {
   bool isOneRun;     // the elements of a thread are neighbours in the whole too
   int32_t loops;     // of x, innermost first
   int64_t sizes[kPositionLoops], inX[kPositionLoops];
-  // Of the whole, as runtime/whole_index.h has it, innermost first. A loop with places has them from
-  // places[firstPlace] on.
+  // Of the whole, as runtime/whole_index.h has it, innermost first. A loop with places has them
+  // from places[firstPlace] on.
   int64_t first, run;
   int32_t wholeLoops;
   int64_t wholeSizes[kPositionLoops], wholeStrides[kPositionLoops];

@@ -1,4 +1,5 @@
-// Makers of sums over the rows of a ragged dim, and of spreads. Tested by tests/gpu/kernels_gpu_test.cpp.
+// Makers of sums over the rows of a ragged dim, and of spreads. Tested by
+// tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/ragged.h"
 
 #include <bit>
@@ -97,8 +98,8 @@ KernelOr prepareSum(const Op& op, Shared& shared) {
       llvm::all_of(args.summedStrides, [](int64_t stride) { return stride % kRaggedWidth == 0; });
   args.inner.isGroupVector = isVector(args.inner.groupStep, args.inner.groups, args.groupStride);
 
-  // A warp of units side by side, the other threads share the rows; the rows are cut further where there
-  // are few blocks.
+  // A warp of units side by side, the other threads share the rows; the rows are cut further where
+  // there are few blocks.
   constexpr int64_t kWantedBlocks = 512, kRowsEach = 8;
   uint64_t width = std::bit_ceil(uint64_t(std::min<int64_t>(args.inner.units, kWarp)));
   args.rowThreads = int32_t(kRaggedThreads / int(width));

@@ -1,5 +1,5 @@
-// Kernels between the groups of a ragged dim and its rows: a group's element for each of its rows, and
-// the sum over a group's rows. Where groups begin is read from `offsets` in device memory.
+// Kernels between the groups of a ragged dim and its rows: a group's element for each of its rows,
+// and the sum over a group's rows. Where groups begin is read from `offsets` in device memory.
 #pragma once
 
 #include "runtime/cuda/kernel.h"
@@ -30,8 +30,9 @@ struct SpreadArgs {
 };
 extern const Kernel<SpreadArgs> kSpreadF32, kSpreadF64;
 
-// groups[g] (+)= the sum of g's rows, or, with one group for all, of all rows that are some group's. With
-// `chunks` > 1 each row of blocks leaves partial sums of its share of the rows, `partials` elements apart.
+// groups[g] (+)= the sum of g's rows, or, with one group for all, of all rows that are some
+// group's. With `chunks` > 1 each row of blocks leaves partial sums of its share of the rows,
+// `partials` elements apart.
 struct RaggedSumArgs {
   ConstRef rows;
   Ref groups;

@@ -1,5 +1,6 @@
-// Slots are given out as registers are: a value has one from where it is made to where it is last read,
-// unless its only reader is the next step, which finds it in acc. Tested by tests/gpu/kernels_gpu_test.cpp.
+// Slots are given out as registers are: a value has one from where it is made to where it is last
+// read, unless its only reader is the next step, which finds it in acc. Tested by
+// tests/gpu/kernels_gpu_test.cpp.
 #include "runtime/cuda/step_code.h"
 
 #include "llvm/ADT/DenseMap.h"

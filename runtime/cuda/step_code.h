@@ -11,7 +11,8 @@ namespace planc::cuda {
 struct StepCode {
   std::vector<Step> steps;
   std::vector<double> constants;
-  llvm::SmallVector<int, 8> inputs;  // of the chain, those that are used; input i is loaded into slot i
+  // Of the chain, those that are used: input i is loaded into slot i.
+  llvm::SmallVector<int, 8> inputs;
   int slots = 0;
 };
 

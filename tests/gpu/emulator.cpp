@@ -4,6 +4,8 @@
 #include "tests/gpu/emulator.h"
 
 #include <array>
+#include <cstdarg>
+#include <cstdio>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -52,7 +54,8 @@ class Machine {
                      const void* args, uint64_t seed);
   void syncThreads();
   void meet(const Meeting& meeting, unsigned mask, const void* in, void* out);
-  [[noreturn]] void fail(const std::string& what);
+  // No strings: the stack is left for good, with all that lies on it.
+  [[noreturn]] [[gnu::format(printf, 2, 3)]] void fail(const char* format, ...);
   void* shared(size_t need);
 
  private:
@@ -111,8 +114,13 @@ void Machine::setError(unsigned thread, const std::string& what) {
   error_ += ": " + what;
 }
 
-void Machine::fail(const std::string& what) {
-  setError(current_, what);
+void Machine::fail(const char* format, ...) {
+  char text[512];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  setError(current_, text);
   threads_[current_].fiber->switchTo(main_, true);
   llvm_unreachable("a thread that failed goes on");
 }
@@ -203,8 +211,7 @@ void Machine::endThread() {
     if ((warp.waiting >> other & 1) == 0) continue;
     const Thread& thread = threads_[current_ - lane + other];
     if (thread.mask >> lane & 1) {
-      fail("ends while lane " + std::to_string(other) + " of its warp waits for it at " +
-           thread.meeting->name);
+      fail("ends while lane %u of its warp waits for it at %s", other, thread.meeting->name);
     }
   }
 }
@@ -223,17 +230,16 @@ void Machine::meet(const Meeting& meeting, unsigned mask, const void* in, void* 
   unsigned lane = current_ % kLanes, first = current_ - lane;
   Warp& warp = warps_[current_ / kLanes];
   Thread& own = threads_[current_];
-  auto failHere = [&](const std::string& what) { fail(meeting.name + what); };
-  if ((mask >> lane & 1) == 0) failHere(": the lane is not in its own mask");
+  if ((mask >> lane & 1) == 0) fail("%s: the lane is not in its own mask", meeting.name);
   if (unsigned never = mask & warp.ended) {
-    failHere(": waits for lane " + std::to_string(llvm::countTrailingZeros(never)) +
-         " of its warp, which has ended");
+    fail("%s: waits for lane %u of its warp, which has ended", meeting.name,
+         unsigned(llvm::countTrailingZeros(never)));
   }
   auto agree = [&](unsigned l) {
     const Thread& other = threads_[first + l];
     if (other.meeting == &meeting && other.mask == mask) return;
-    failHere(" with lane " + std::to_string(l) + " of its warp, which waits at " +
-         other.meeting->name + (other.mask != mask ? " with another mask" : ""));
+    fail("%s with lane %u of its warp, which waits at %s%s", meeting.name, l, other.meeting->name,
+         other.mask != mask ? " with another mask" : "");
   };
   // One of those that wait; all of them when all have come.
   if (unsigned there = mask & warp.waiting) agree(llvm::countTrailingZeros(there));
@@ -264,8 +270,7 @@ void Machine::meet(const Meeting& meeting, unsigned mask, const void* in, void* 
 
 void* Machine::shared(size_t need) {
   if (need > sharedBytes_) {
-    fail("uses " + std::to_string(need) + " bytes of shared memory, and the launch gave " +
-         std::to_string(sharedBytes_));
+    fail("uses %zu bytes of shared memory, and the launch gave %zu", need, sharedBytes_);
   }
   return sharedBegin(memory_.data());
 }
@@ -400,7 +405,7 @@ llvm::Error launch(const cuda::KernelInfo& kernel, const cuda::LaunchShape& shap
   return own.launch(kernel, shape, args, seed);
 }
 
-void fail(const char* what) { machine->fail(what); }
+void fail(const char* what) { machine->fail("%s", what); }
 
 void* sharedMemory(size_t need) { return machine->shared(need); }
 
@@ -450,8 +455,7 @@ void completeShuffle(unsigned mask, const void* const* in, void* const* out) {
     if ((mask >> lane & 1) == 0) continue;
     unsigned source = sourceOf(*static_cast<const Shuffled*>(in[lane]), lane);
     if (source >= kLanes || (mask >> source & 1) == 0) {
-      machine->fail("a shuffle's lane " + std::to_string(lane) + " reads lane " +
-                   std::to_string(source) + ", which is not in the mask");
+      machine->fail("a shuffle's lane %u reads lane %u, which is not in the mask", lane, source);
     }
     *static_cast<uint64_t*>(out[lane]) = static_cast<const Shuffled*>(in[source])->bits;
   }
@@ -482,7 +486,7 @@ void warpExchange(const void* mine, size_t bytes, std::byte* all) {
 
 uint64_t shuffle(Shuffle how, unsigned mask, uint64_t bits, int by, int width) {
   if (width < 1 || width > int(kLanes) || (width & (width - 1)) != 0) {
-    machine->fail("a shuffle's width is " + std::to_string(width));
+    machine->fail("a shuffle's width is %d", width);
   }
   Shuffled given{how, bits, by, unsigned(width)};
   uint64_t got = 0;

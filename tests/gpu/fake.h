@@ -22,7 +22,7 @@ inline constexpr Mode kModes[] = {Mode::Eager, Mode::Newest, Mode::Random, Mode:
 struct Options {
   uint64_t seed = 2;  // of orders, and of the emulator: see emulator::launch for 0 and 1
   Mode mode = Mode::Random;
-  int gpus = 8;
+  int gpus = 64;
   int64_t bytes = int64_t(1) << 30;  // of each GPU's memory
   bool isProtected = true;  // the host dies when it touches a GPU's memory
   double hangSeconds = 60;  // without progress of any GPU, until messages that wait are an error

@@ -182,6 +182,9 @@ TEST_F(FakeMessages, Splits) {
 
 // Compute and messages on two streams.
 TEST_F(FakeMessages, AMissingWaitIsSeen) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "what is missing here is a data race";
+#endif
   auto run = [](bool waitsBefore, bool waitsBehind) {
     std::atomic<int> wrong = 0;
     onRanks(2, [&](Rank& r) {

@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kAlign = 256;
 constexpr int64_t kFence = 256;  // bytes behind each allocation; the range begins with one, too
 constexpr int kFenceByte = 0xc9;
+constexpr size_t kHugePage = 2 << 20;
 
 int64_t roundUp(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -61,7 +62,8 @@ void forget(std::byte* begin) {
 }
 
 bool isFence(const std::byte* at) {
-  return std::all_of(at, at + kFence, [](std::byte b) { return b == std::byte{kFenceByte}; });
+  // All bytes equal the next one, and the first is right.
+  return *at == std::byte{kFenceByte} && std::memcmp(at, at + 1, kFence - 1) == 0;
 }
 
 }  // namespace
@@ -70,20 +72,35 @@ DeviceMemory::DeviceMemory(int64_t bytes, bool isProtected)
     : room_(bytes), isProtected_(isProtected) {
   // Allocations are counted without their fences: twice the room is enough for all but the
   // smallest.
-  range_ = size_t(2 * bytes + (64 << 20));
+  range_ = size_t(2 * bytes + (64 << 20)) + kHugePage;
   void* memory = mmap(nullptr, range_, isProtected ? PROT_NONE : PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     std::perror("memory of a fake GPU");
     std::abort();
   }
-  begin_ = static_cast<std::byte*>(memory);
+  mapped_ = static_cast<std::byte*>(memory);
+  begin_ = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) /
+                                        kHugePage * kHugePage);
+  range_ -= kHugePage;
+  // Few pages, so that protecting them costs little.
+  madvise(begin_, range_, MADV_HUGEPAGE);
   if (isProtected_) watch(begin_, range_);
 }
 
 DeviceMemory::~DeviceMemory() {
   forget(begin_);
-  munmap(begin_, range_);
+  munmap(mapped_, range_ + kHugePage);
+}
+
+// All that is allocated, in whole big pages.
+void DeviceMemory::protect(int access) {
+  if (device_.empty()) return;
+  size_t bytes = size_t(device_.back().at + roundUp(device_.back().bytes) + kFence - begin_);
+  bytes = std::min(range_, (bytes + kHugePage - 1) / kHugePage * kHugePage);
+  if (mprotect(begin_, bytes, access) == 0) return;
+  std::perror("protecting the memory of a fake GPU");
+  std::abort();
 }
 
 void DeviceMemory::open(int by) {
@@ -91,12 +108,7 @@ void DeviceMemory::open(int by) {
   std::lock_guard lock(mutex_);
   bool wasOpen = open_ > 0;
   open_ += by;
-  if (wasOpen == (open_ > 0) || device_.empty()) return;
-  size_t bytes = size_t(device_.back().at + roundUp(device_.back().bytes) + kFence - begin_);
-  if (mprotect(begin_, bytes, open_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) {
-    std::perror("protecting the memory of a fake GPU");
-    std::abort();
-  }
+  if (wasOpen != (open_ > 0)) protect(open_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 std::byte* DeviceMemory::allocate(int64_t bytes) {
@@ -107,8 +119,8 @@ std::byte* DeviceMemory::allocate(int64_t bytes) {
   {
     std::lock_guard lock(mutex_);
     // What is open now has the new piece, too.
-    if (open_ > 0) mprotect(begin_ + at, size_t(counted + kFence), PROT_READ | PROT_WRITE);
     device_.push_back({begin_ + at, bytes});
+    if (open_ > 0) protect(PROT_READ | PROT_WRITE);
   }
   used_ += counted;
   Open open(*this);

@@ -49,11 +49,12 @@ class DeviceMemory {
   static bool isIn(const std::vector<Piece>& pieces, const void* at, int64_t bytes);
   static std::string broken(const std::vector<Piece>& pieces, const char* what);
   void open(int by);
+  void protect(int access);
 
   const int64_t room_;
   const bool isProtected_;
   size_t range_;  // of addresses, in bytes
-  std::byte* begin_;
+  std::byte *mapped_, *begin_;
   int64_t used_ = 0;
   std::vector<Piece> device_, host_;
   std::vector<std::unique_ptr<std::byte[]>> pinned_;

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "runtime/comm/reduce.h"
-#include "runtime/comm/text.h"
+#include "runtime/comm_text.h"
 #include "tests/runtime/comm_cases.h"
 
 namespace planc {

@@ -32,14 +32,14 @@ inline double loadOne(const void* from, Elem elem, int64_t at) {
   return double(static_cast<const int32_t*>(from)[at]);
 }
 
-// A tensor in a device's memory, aligned as in an arena, or `shift` elements behind that, as slices of
-// variables may be; with guards behind it.
+// A tensor in a device's memory, aligned as in an arena, or as slice `slice` of
+// a variable: so many times its size behind that; with guards behind it.
 class DeviceTensor {
  public:
-  DeviceTensor(Device& device, const Type& type, int64_t shift = 0)
+  DeviceTensor(Device& device, const Type& type, int64_t slice = 0)
       : device_(device), type_(type), bytes_(type.bytes()) {
     // Not more aligned than by 64 bytes.
-    int64_t offset = kAlign + shift * bytesPerElement(type.elem);
+    int64_t offset = kAlign + slice * bytes_;
     auto memory = device.allocate(offset + bytes_ + kGuard);
     if (!memory) {
       ADD_FAILURE() << llvm::toString(memory.takeError());

@@ -1,6 +1,6 @@
 // Every kernel of a device against the reference, on random operands: a row of the table is an op
 // with its shapes; each runs in f32, bf16 and f64, in shuffled orders of dims, on three variants of
-// the device (equal to the bit), in slices that begin anywhere, on a dying operand where that is
+// the device (equal to the bit), in slices of variables, on a dying operand where that is
 // allowed, and accumulating with and without `first`. Guards behind each tensor catch what is
 // written outside.
 #include <gtest/gtest.h>
@@ -499,10 +499,10 @@ void expectDone(llvm::Error error) {
   if (error) ADD_FAILURE() << llvm::toString(std::move(error));
 }
 
-// Runs the op once; `inPlace`: result 0 lies on operand 0; `shift`: how far behind aligned places
-// tensors begin. Checks all guards.
+// Runs the op once; `inPlace`: result 0 lies on operand 0; `slice`: all tensors are that slice of
+// a variable. Checks all guards.
 Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vector<Array>& in,
-                const Array& before, const RunContext& context, bool inPlace, int64_t shift = 0) {
+                const Array& before, const RunContext& context, bool inPlace, int64_t slice = 0) {
   auto kernel = device.prepare(op);
   if (!kernel) {
     ADD_FAILURE() << test.name << ": " << llvm::toString(kernel.takeError());
@@ -514,13 +514,13 @@ Outcome runOnce(const Case& test, Device& device, const Op& op, const std::vecto
   std::vector<const void*> from;
   for (size_t i = 0; i < in.size(); ++i) {
     operands.push_back(
-        std::make_unique<DeviceTensor>(device, op.operand(unsigned(i))->type, shift));
+        std::make_unique<DeviceTensor>(device, op.operand(unsigned(i))->type, slice));
     operands.back()->set(in[i]);
     from.push_back(operands.back()->data());
   }
   std::vector<void*> to;
   for (const Type& type : typesOf(op)) {
-    results.push_back(std::make_unique<DeviceTensor>(device, type, shift));
+    results.push_back(std::make_unique<DeviceTensor>(device, type, slice));
     if (op.var != nullptr) results.back()->set(before);
     if (inPlace && to.empty()) {
       results.back()->set(in[0]);
@@ -638,8 +638,8 @@ void check(const Case& test, Elem elem, unsigned order, bool accumulates, int64_
     Outcome other = runOnce(test, *device, op, in, before, context, false);
     EXPECT_TRUE(other.bits == base.bits) << "variants";
   }
-  Outcome shifted = runOnce(test, *two, op, in, before, context, false, 1);
-  compare(test, elem, types, shifted, wanted);
+  Outcome slices = runOnce(test, *two, op, in, before, context, false, 1);
+  compare(test, elem, types, slices, wanted);
   bool fits = op.has(InPlace) && op.var == nullptr && op.operands().size() > 0 &&
               op.operand(0)->type == types[0];
   if (fits) {
