@@ -288,6 +288,11 @@ void CudaDevice::replay() {
   gpu_->launch(stream_, graph_);
 }
 
+void CudaDevice::dropRecording() {
+  if (graph_ != nullptr) gpu_->destroy(graph_);
+  graph_ = nullptr;
+}
+
 }  // namespace planc::cuda
 
 namespace planc {

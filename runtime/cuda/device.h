@@ -44,6 +44,8 @@ class CudaDevice : public Device {
   void beginRecording() override;
   llvm::Error endRecording() override;
   void replay() override;
+  // The recorded step, if any, is gone.
+  void dropRecording();
 
   // For messages between GPUs.
   Driver& gpu() { return *gpu_; }

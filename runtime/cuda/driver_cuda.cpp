@@ -1,7 +1,9 @@
 // The driver on CUDA's runtime: each call is one of its calls.
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #include "llvm/ADT/Twine.h"
@@ -48,7 +50,10 @@ class CudaDriver : public Driver {
   }
   bool isDone(Event event) override {
     cudaError_t code = cudaEventQuery(raw(event));
-    if (code == cudaErrorNotReady) return false;
+    if (code == cudaErrorNotReady) {
+      cudaGetLastError();  // no error of anybody's
+      return false;
+    }
     check("cudaEventQuery", code);
     return true;
   }
@@ -85,6 +90,9 @@ class CudaDriver : public Driver {
     check("cudaGraphLaunch", cudaGraphLaunch(raw(graph), raw(stream)));
   }
   int64_t nodes(Graph graph) const override { return nodes_.at(graph); }
+  void destroy(Graph graph) override {
+    if (nodes_.erase(graph) > 0) cudaGraphExecDestroy(raw(graph));
+  }
 
   void at(llvm::StringRef what) override { where_.assign(what.data(), what.size()); }
   llvm::Error error() override {
@@ -217,7 +225,7 @@ llvm::Expected<Graph> CudaDriver::endGraph(Stream stream) {
   size_t nodes = 0;
   check("cudaGraphGetNodes", cudaGraphGetNodes(graph, nullptr, &nodes));
   cudaGraphExec_t made = nullptr;
-  cudaError_t code = cudaGraphInstantiate(&made, graph, 0);
+  cudaError_t code = cudaGraphInstantiate(&made, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);
   if (code != cudaSuccess) return failed(name() + ": the recorded step can't be made", code);
   Graph handle = reinterpret_cast<Graph>(made);
@@ -229,6 +237,10 @@ llvm::Expected<Graph> CudaDriver::endGraph(Stream stream) {
 }  // namespace
 
 llvm::Expected<int> countGpus() {
+  // A rank has a stream for each group that it is in. With fewer queues than streams one message waits
+  // behind another that it has nothing to do with, which may wait for it on the other side.
+  static std::once_flag once;
+  std::call_once(once, [] { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0); });
   int count = 0;
   cudaError_t code = cudaGetDeviceCount(&count);
   if (code == cudaSuccess) return count;

@@ -7,8 +7,10 @@
 // kept, and `error` tells it with what `at` said was being done. Behind an error nothing runs.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -89,6 +91,7 @@ class Driver {
   virtual llvm::Expected<Graph> endGraph(Stream stream) = 0;
   virtual void launch(Stream stream, Graph graph) = 0;
   virtual int64_t nodes(Graph graph) const = 0;
+  virtual void destroy(Graph graph) = 0;
 
   // For errors from here on: the op and its line in the plan.
   virtual void at(llvm::StringRef what) = 0;
@@ -142,11 +145,20 @@ class Messenger {
   virtual void enroll(Clique clique, void* memory, int64_t bytes) = 0;
   // What went wrong in the background: a rank is gone.
   virtual llvm::Error error(Clique clique) = 0;
-  // Ends what is under way; the clique takes no more.
-  virtual void abort(Clique clique) = 0;
+  // Nothing is under way and no graph holds messages: all ranks end their cliques at once.
+  virtual void finish() = 0;
+  // Ends what is under way, as far as that can be done in some seconds; no clique takes more. No graph
+  // holds messages.
+  virtual void abort() = 0;
+};
+
+// How long calls that need other ranks wait for them.
+struct Patience {
+  std::chrono::milliseconds timeout;
+  std::function<bool()> isOver;  // the run is: no need to wait on
 };
 
 // Of this driver's GPU and thread.
-llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver& driver);
+llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver& driver, Patience patience);
 
 }  // namespace planc::cuda

@@ -22,6 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kManySites = 4096;
+// Groups of so many ranks at most connect each with each ahead of the first step.
+constexpr int kMostPeers = 64;
 
 class GpuGroup : public Group {
  public:
@@ -30,10 +32,12 @@ class GpuGroup : public Group {
   Group& host;
   Clique clique = nullptr;
   Stream stream = nullptr;
-  // In pinned memory: how many of `sites` are done: of a recorded step's messages, or of those since the
-  // list was last cleared.
-  volatile int32_t* done = nullptr;
+  // In pinned memory: how many of `sites` the GPU has come to, and how many are done: of a recorded step's
+  // messages, or of those since the list was last cleared.
+  volatile int32_t *entered = nullptr, *done = nullptr;
   std::vector<Site> sites;
+
+  bool isInside() const { return done != nullptr && *entered > *done; }
 };
 
 struct Slot {
@@ -54,7 +58,7 @@ class NcclCommunicator : public Communicator, private GpuWatch {
         world_(host.world().members(), host.rank(), host.world()) {
     device_.setWatch(this);
   }
-  ~NcclCommunicator() override { device_.setWatch(nullptr); }
+  ~NcclCommunicator() override;
 
   Group& world() override { return world_; }
   Group& group(llvm::ArrayRef<int> members) override {
@@ -73,6 +77,9 @@ class NcclCommunicator : public Communicator, private GpuWatch {
  private:
   void enqueue(GpuGroup& group, const Message& message);
   void exchangeAll(GpuGroup& group, const Message& message);
+  void warmUp(GpuGroup& group, int32_t* scratch);
+  void mark(const GpuGroup& group, volatile int32_t* cell);
+  void giveUp();
   llvm::Error look() override;
   void restart(bool records) override;
   std::string whatIsStuck() const;
@@ -86,6 +93,7 @@ class NcclCommunicator : public Communicator, private GpuWatch {
   std::deque<GpuGroup> groups_;
   std::deque<Slot> slots_;
   std::string failure_;
+  bool hasEnded_ = false;  // the messenger has
   // What `look` saw last: how many messages were done, and since when.
   int64_t seen_ = 0;
   Clock::time_point since_{}, looked_{};
@@ -136,7 +144,8 @@ llvm::Error NcclCommunicator::connect() {
   auto groups = readGroups(*all);
   if (!groups) return groups.takeError();
   llvm::Error failed = llvm::Error::success();
-  for (const std::vector<GroupKey>& round : roundsOf(std::move(*groups))) {
+  std::vector<std::vector<GroupKey>> rounds = roundsOf(std::move(*groups));
+  for (const std::vector<GroupKey>& round : rounds) {
     int colour = Messenger::kNone;
     GpuGroup* group = nullptr;
     for (size_t i = 0; i < round.size(); ++i) {
@@ -155,13 +164,45 @@ llvm::Error NcclCommunicator::connect() {
   for (auto& [key, group] : mine) {
     if (failed) break;
     group->stream = device_.gpu().makeStream(true);
-    auto cell = device_.gpu().allocateHost(sizeof(int32_t));
-    if (!cell) failed = cell.takeError();
-    else group->done = reinterpret_cast<int32_t*>(*cell);
+    auto cells = device_.gpu().allocateHost(2 * sizeof(int32_t));
+    if (!cells) {
+      failed = cells.takeError();
+      break;
+    }
+    group->entered = reinterpret_cast<int32_t*>(*cells);
+    group->done = group->entered + 1;
+    *group->entered = *group->done = 0;
     if (group->clique == nullptr) failed = error("a group of this rank's was not made");
     else messenger_->enroll(group->clique, device_.arena(), device_.arenaBytes());
   }
-  return host_.agree(std::move(failed));
+  if (llvm::Error any = host_.agree(std::move(failed))) return any;
+  auto scratch = device_.gpu().allocate(2 * kMostPeers * sizeof(int32_t));
+  if (llvm::Error any = host_.agree(scratch ? llvm::Error::success() : scratch.takeError()))
+    return any;
+  for (const std::vector<GroupKey>& round : rounds)
+    for (const GroupKey& key : round)
+      if (auto found = mine.find(key); found != mine.end())
+        warmUp(*found->second, reinterpret_cast<int32_t*>(*scratch));
+  return host_.agree(device_.finish());
+}
+
+// Ranks connect when they first talk, and a call that does waits for the other side's. A program's first
+// messages come in other orders on other ranks, so here all do it in one: the order of the rounds.
+void NcclCommunicator::warmUp(GpuGroup& group, int32_t* scratch) {
+  messenger_->allReduce(group.clique, scratch, scratch, 1, Elem::I32, Reduce::Sum, group.stream);
+  if (group.size() <= kMostPeers) {
+    messenger_->begin();
+    for (int peer = 0; peer < group.size(); ++peer) {
+      if (peer == group.position()) continue;
+      messenger_->send(group.clique, scratch, 1, Elem::I32, peer, group.stream);
+      messenger_->receive(group.clique, scratch + kMostPeers + peer, 1, Elem::I32, peer,
+                          group.stream);
+    }
+    messenger_->end();
+  }
+  Event done = device_.gpu().makeEvent();
+  device_.gpu().record(done, group.stream);
+  device_.gpu().wait(device_.compute(), done);
 }
 
 Slot& NcclCommunicator::takeSlot(int& index) {
@@ -194,18 +235,23 @@ Ticket NcclCommunicator::begin(Group& group, const Message& message, const Site&
   Stream stream = group.size() > 1 ? mine.stream : device_.compute();
   gpu.record(slot.ready, device_.compute());
   if (stream != device_.compute()) gpu.wait(stream, slot.ready);
-  enqueue(mine, message);
   if (group.size() > 1) {
     if (mine.sites.size() > kManySites && size_t(*mine.done) == mine.sites.size()) {
       mine.sites.clear();
-      *mine.done = 0;
+      *mine.entered = *mine.done = 0;
     }
     mine.sites.push_back(site);
-    MarkArgs mark{const_cast<int32_t*>(mine.done), int32_t(mine.sites.size())};
-    gpu.launch(stream, kMark, {.x = 1, .threads = 32}, &mark);
+    mark(mine, mine.entered);
   }
+  enqueue(mine, message);
+  if (group.size() > 1) mark(mine, mine.done);
   gpu.record(slot.complete, stream);
   return {index};
+}
+
+void NcclCommunicator::mark(const GpuGroup& group, volatile int32_t* cell) {
+  MarkArgs args{const_cast<int32_t*>(cell), int32_t(group.sites.size())};
+  device_.gpu().launch(group.stream, kMark, {.x = 1, .threads = 32}, &args);
 }
 
 void NcclCommunicator::enqueue(GpuGroup& group, const Message& m) {
@@ -272,29 +318,45 @@ llvm::Error NcclCommunicator::wait(Ticket ticket) {
   return llvm::Error::success();
 }
 
+// Others first: MPI ends all processes here.
 void NcclCommunicator::fail(llvm::StringRef why) {
   if (failure_.empty()) failure_ = why.str();
-  for (GpuGroup& group : groups_)
-    if (group.clique) messenger_->abort(group.clique);
-  if (world_.clique) messenger_->abort(world_.clique);
   host_.fail(why);
+  giveUp();
+}
+
+// What was recorded holds messages, and they hold their cliques.
+void NcclCommunicator::giveUp() {
+  if (hasEnded_) return;
+  hasEnded_ = true;
+  device_.dropRecording();
+  if (messenger_) messenger_->abort();
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  bool isGood = failure().empty() && !llvm::errorToBool(device_.finish());
+  device_.setWatch(nullptr);
+  if (hasEnded_ || messenger_ == nullptr) return;
+  if (!isGood) return giveUp();
+  device_.dropRecording();
+  messenger_->finish();
 }
 
 // Of each group the first message that is not done.
 std::string NcclCommunicator::whatIsStuck() const {
   std::string text;
   for (const GpuGroup& group : groups_) {
-    if (group.done == nullptr || size_t(*group.done) >= group.sites.size()) continue;
+    if (!group.isInside()) continue;
     text += (text.empty() ? "" : "; ") + comm::describe(group.sites[size_t(*group.done)]) +
             " among " + comm::rankList(group.members());
   }
-  return text.empty() ? "the GPU's own work" : text;
+  return text;
 }
 
 void NcclCommunicator::restart(bool records) {
   for (GpuGroup& group : groups_) {
     if (group.done == nullptr) continue;
-    *group.done = 0;
+    *group.entered = *group.done = 0;
     if (records) group.sites.clear();
   }
 }
@@ -308,21 +370,24 @@ llvm::Error NcclCommunicator::look() {
   looked_ = now;
   if (std::string why = failure(); !why.empty()) {
     if (failure_.empty()) failure_ = why;
-    for (GpuGroup& group : groups_)
-      if (group.clique) messenger_->abort(group.clique);
+    giveUp();
     return error(why);
   }
   int64_t done = 0;
+  bool isInside = false;
   for (const GpuGroup& group : groups_) {
     if (group.clique == nullptr) continue;
     if (llvm::Error lost = messenger_->error(group.clique)) {
-      std::string why = llvm::toString(std::move(lost)) + ", in " + whatIsStuck();
+      std::string where = whatIsStuck();
+      std::string why = llvm::toString(std::move(lost)) + (where.empty() ? "" : ", in " + where);
       fail(why);
       return error("rank " + llvm::Twine(rank()) + ": " + why);
     }
     done += *group.done;
+    isInside |= group.isInside();
   }
-  if (isNew || done != seen_) {
+  // However long the GPU computes, only messages are waited for with a limit.
+  if (isNew || !isInside || done != seen_) {
     seen_ = done;
     since_ = now;
   }
@@ -342,7 +407,8 @@ llvm::Expected<std::unique_ptr<Communicator>> makeNcclCommunicator(
   auto& gpu = static_cast<cuda::CudaDevice&>(device);
   std::unique_ptr<cuda::Messenger> messenger;  // one rank has nobody to talk to
   if (host.size() > 1) {
-    auto made = agree(host, cuda::makeMessenger(gpu.gpu()));
+    auto isOver = [&host] { return !host.failure().empty(); };
+    auto made = agree(host, cuda::makeMessenger(gpu.gpu(), {timeout, isOver}));
     if (!made) return made.takeError();
     messenger = std::move(*made);
   }

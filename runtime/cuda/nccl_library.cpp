@@ -2,10 +2,12 @@
 // here, with a time-out, so that a rank that never comes is an error and no hang.
 #include <nccl.h>
 
+#include <cstdlib>
 #include <chrono>
+#include <deque>
+#include <future>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "llvm/ADT/Twine.h"
 #include "runtime/cuda/gpu.h"
@@ -16,6 +18,8 @@
   CALL(ncclAllReduce) \
   CALL(ncclBroadcast) \
   CALL(ncclCommAbort) \
+  CALL(ncclCommDestroy) \
+  CALL(ncclCommFinalize) \
   CALL(ncclCommGetAsyncError) \
   CALL(ncclCommInitRankConfig) \
   CALL(ncclCommRegister) \
@@ -46,7 +50,9 @@ llvm::Error load() {
 using Clock = std::chrono::steady_clock;
 
 // To connect thousands of ranks takes a while.
-constexpr std::chrono::minutes kPatience{10};
+constexpr std::chrono::minutes kToConnect{10};
+// What an abort may take, which NCCL does not bound.
+constexpr std::chrono::seconds kToAbort{10};
 
 ncclComm_t raw(Clique clique) { return reinterpret_cast<ncclComm_t>(clique); }
 cudaStream_t raw(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
@@ -75,10 +81,7 @@ llvm::Error failed(const llvm::Twine& what, ncclResult_t code, ncclComm_t comm) 
 
 class NcclMessenger : public Messenger {
  public:
-  ~NcclMessenger() override {
-    for (ncclComm_t comm : all_)
-      if (comm) api.ncclCommAbort(comm);
-  }
+  explicit NcclMessenger(Patience patience) : patience_(std::move(patience)) {}
 
   llvm::Expected<Id> makeId() override {
     static_assert(sizeof(Id) == sizeof(ncclUniqueId));
@@ -95,18 +98,18 @@ class NcclMessenger : public Messenger {
     std::copy_n(id.bytes, sizeof id.bytes, shared.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    ncclComm_t made = nullptr;
+    ncclComm_t& made = all_.emplace_back(nullptr);
     ncclResult_t code = api.ncclCommInitRankConfig(&made, ranks, shared, rank, &config);
-    return finish("connecting " + std::to_string(ranks) + " ranks", code, made, made);
+    return connected("connecting " + std::to_string(ranks) + " ranks", code, made, made);
   }
 
   llvm::Expected<Clique> split(Clique of, int colour, int key) override {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    ncclComm_t made = nullptr;
+    ncclComm_t& made = all_.emplace_back(nullptr);
     ncclResult_t code =
         api.ncclCommSplit(raw(of), colour == kNone ? NCCL_SPLIT_NOCOLOR : colour, key, &made, &config);
-    return finish("making a group", code, raw(of), made);
+    return connected("making a group", code, raw(of), made);
   }
 
   void begin() override {
@@ -173,46 +176,64 @@ class NcclMessenger : public Messenger {
     return failed("another rank is lost, or its connection", code, raw(clique));
   }
 
-  void abort(Clique clique) override {
-    for (ncclComm_t& comm : all_) {
-      if (comm != raw(clique)) continue;
-      api.ncclCommAbort(comm);
-      comm = nullptr;
-    }
+  void finish() override {
+    for (ncclComm_t comm : all_)
+      if (comm != nullptr) settle(comm, api.ncclCommFinalize(comm), patience_.timeout);
+    for (ncclComm_t comm : all_)
+      if (comm != nullptr) api.ncclCommDestroy(comm);
+    all_.clear();
+  }
+
+  // All at once, for one may wait for another's messages to end; and by a thread that can be left behind.
+  void abort() override {
+    auto comms = std::make_shared<std::deque<ncclComm_t>>(std::move(all_));
+    all_.clear();
+    auto isDone = std::make_shared<std::promise<void>>();
+    std::future<void> done = isDone->get_future();
+    std::thread([comms, isDone] {
+      api.ncclGroupStart();
+      for (ncclComm_t comm : *comms)
+        if (comm != nullptr) api.ncclCommAbort(comm);
+      api.ncclGroupEnd();
+      isDone->set_value();
+    }).detach();
+    done.wait_for(kToAbort);
   }
 
  private:
   // Until a call is done that was not at once.
-  ncclResult_t settle(ncclComm_t comm, ncclResult_t code) {
-    auto end = Clock::now() + kPatience;
+  ncclResult_t settle(ncclComm_t comm, ncclResult_t code, std::chrono::milliseconds timeout) {
+    auto end = Clock::now() + timeout;
     while (code == ncclInProgress && comm != nullptr) {
       ncclResult_t state = ncclSuccess;
       code = api.ncclCommGetAsyncError(comm, &state);
       if (code == ncclSuccess) code = state;
-      if (code == ncclInProgress && Clock::now() > end) return ncclSystemError;
-      if (code == ncclInProgress) std::this_thread::yield();
+      if (code != ncclInProgress) break;
+      if (Clock::now() > end || patience_.isOver()) return ncclSystemError;
+      std::this_thread::yield();
     }
     return code;
   }
 
-  llvm::Expected<Clique> finish(const std::string& what, ncclResult_t code, ncclComm_t waits,
-                                ncclComm_t& made) {
-    code = settle(waits, code);
+  // `made` stays where it is: NCCL may still write to it.
+  llvm::Expected<Clique> connected(const std::string& what, ncclResult_t code, ncclComm_t waits,
+                               ncclComm_t& made) {
+    code = settle(waits, code, kToConnect);
     if (code == ncclSuccess && made != nullptr && made != waits)
-      code = settle(made, ncclInProgress);
+      code = settle(made, ncclInProgress, kToConnect);
     if (code != ncclSuccess) return failed(what, code, waits);
-    if (made != nullptr) all_.push_back(made);
     return reinterpret_cast<Clique>(made);
   }
 
   void check(const char* what, ncclResult_t code, ncclComm_t comm) {
     if (isGrouped_) used_ = comm;
-    else code = settle(comm, code);
+    else code = settle(comm, code, patience_.timeout);
     if (code == ncclSuccess || code == ncclInProgress || !failure_.empty()) return;
     failure_ = llvm::toString(failed(what, code, comm));
   }
 
-  std::vector<ncclComm_t> all_;
+  const Patience patience_;
+  std::deque<ncclComm_t> all_;
   ncclComm_t used_ = nullptr;
   bool isGrouped_ = false;
   std::string failure_;
@@ -220,9 +241,11 @@ class NcclMessenger : public Messenger {
 
 }  // namespace
 
-llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver&) {
+llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver&, Patience patience) {
   if (llvm::Error error = load()) return error;
-  return std::make_unique<NcclMessenger>();
+  // Messages that are not recorded would else connect further ranks in their midst.
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  return std::make_unique<NcclMessenger>(std::move(patience));
 }
 
 }  // namespace planc::cuda

@@ -2,8 +2,9 @@
 // block as fibers that change at barriers and at meetings of a warp, all in an order that a seed
 // chooses. What a GPU would do wrong without a word is told here, by kernel, block and thread:
 //   a barrier or a meeting of lanes that somebody never reaches; lanes that meet for different
-//   things; a shuffle from a lane outside its mask; shared memory written beyond the launch's size,
-//   or used without one; a launch that the kernel or a GPU can't take.
+//   things; a shuffle from a lane outside its mask; an access that is not aligned; shared memory
+//   written beyond the launch's size, or used without one; a launch that the kernel or a GPU can't
+//   take.
 // Shared memory begins as garbage (NaNs, or 0xa5). A kernel that loops forever is not noticed.
 #pragma once
 

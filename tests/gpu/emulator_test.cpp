@@ -301,6 +301,27 @@ TEST(EmulatorTest, SharedMemory) {
              "uses 4 bytes of shared memory, and the launch gave 0");
 }
 
+PLANC_KERNEL(64, 1) reads4(Args a) {
+  int four[4];
+  load<4>({a.out, Elem::I32}, a.out[0], four);
+  a.out[0] = four[0];
+}
+PLANC_HANDLE(kReads4, Args, 64, reads4)
+
+TEST(EmulatorTest, AccessesThatAreNotAligned) {
+#ifndef PLANC_CHECKS_ALIGNMENT
+  GTEST_SKIP() << "UBSan tells of them";
+#endif
+  alignas(16) int memory[8] = {};
+  Args args{memory, 8};
+  for (int at : {0, 4, 1}) {
+    memory[0] = at;
+    std::string text = llvm::toString(emulator::launch(kReads4, {.threads = 1}, &args, 0));
+    if (at % 4 == 0) EXPECT_EQ(text, "");
+    else EXPECT_HAS(text, "is not aligned to 16 bytes (");
+  }
+}
+
 TEST(EmulatorTest, LaunchesThatNoGpuTakes) {
   std::vector<int> out(1);
   EXPECT_HAS(run(kUntouched, {.threads = 65}, out),

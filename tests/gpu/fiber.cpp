@@ -3,6 +3,7 @@
 // touched. Tested by tests/gpu/emulator_test.cpp.
 #include "tests/gpu/fiber.h"
 
+#include <atomic>
 #include <sys/mman.h>
 
 #include <cstdint>
@@ -82,6 +83,10 @@ plancSwitchStack:
 namespace planc::emulator {
 namespace {
 
+// A process may have some 65 thousand mappings, and a guard makes two of one: the first so many stacks
+// have theirs.
+constexpr size_t kGuarded = 8192;
+std::atomic<size_t> stacks;
 constexpr size_t kGuard = 64 << 10;  // a multiple of any page's size
 constexpr size_t kStack = 256 << 10;
 
@@ -153,7 +158,8 @@ void fiberStarts() {
 Fiber::Fiber() {
   void* memory = mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED || mprotect(memory, kGuard, PROT_NONE) != 0) {
+  bool isGuarded = stacks++ < kGuarded;
+  if (memory == MAP_FAILED || (isGuarded && mprotect(memory, kGuard, PROT_NONE) != 0)) {
     std::perror("a fiber's stack");
     std::abort();
   }
@@ -168,7 +174,10 @@ Fiber::Fiber() {
 #endif
 }
 
-Fiber::~Fiber() { munmap(memory_, kGuard + kStack); }
+Fiber::~Fiber() {
+  munmap(memory_, kGuard + kStack);
+  --stacks;
+}
 
 void Fiber::prepare(void (*body)()) {
 #if defined(__SANITIZE_ADDRESS__)

@@ -1,5 +1,6 @@
-// Whole programs on the fake machine: a recorded step is the step, whatever its depth it is few calls,
-// and what goes wrong between GPUs or on one of them is told with the rank, the op and its line.
+// Whole programs on the fake machine: a recorded step is the step, whatever its depth it is few
+// calls, and what goes wrong between GPUs or on one of them is told with the rank, the op and its
+// line.
 #include <mutex>
 
 #include "runtime/cuda/cliques.h"
@@ -87,7 +88,8 @@ std::string stateAfter(const Module& program, int64_t steps, bool records) {
   return all;
 }
 
-// Two layers, or more, on all axes that need no counts on the host; dropout, so that the step counts.
+// Two layers, or more, on all axes that need no counts on the host; dropout, so that the step
+// counts.
 std::unique_ptr<Module> plan(int layers = 2, const std::string& more = "microbatches 2\n") {
   Compiled made = compilePlanOn(planOf("dense(layers = " + std::to_string(layers) + ", vocab = 256, rate = 0.1)",
                                        "grid data 2, tensor 2\n" + kSequence + kAdamW + more),

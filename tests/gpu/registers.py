@@ -13,10 +13,11 @@ bad, seen, worst = [], 0, {}
 for source in sources:
     text = source.read_text()
     constants = {}
-    for header in re.findall(r'#include "(runtime/cuda/[^"]+)"', text):
-        text_of = (source.parents[2] / header).read_text()
-        constants.update(re.findall(r"constexpr int (k\w+) = ([^;]+);", text_of))
-    constants.update(re.findall(r"constexpr int (k\w+) = ([^;]+);", text))
+    headers = re.findall(r'#include "(runtime/cuda/[^"]+)"', text)
+    for code in [(source.parents[2] / header).read_text() for header in headers] + [text]:
+        # Of the whole file; those inside a function are the kernel's own.
+        for line in re.findall(r"^(?:  static |inline )?constexpr int ([^;]+);", code, re.M):
+            constants.update(re.findall(r"(k\w+) = ([^,]+)", line))
 
     def value(expression):
         """Of a constant expression over the constants; of a choice by type, the lesser."""
@@ -26,10 +27,12 @@ for source in sources:
         for _ in range(8):
             expression = re.sub(r"\bk\w+\b", lambda m: f"({constants[m[0]]})" if m[0] in constants else m[0],
                                 expression)
+        if re.search(r"\bk[A-Z]", expression):
+            return 1  # a template's own
         return int(eval(expression, {"__builtins__": {}}, {}))  # pylint: disable=eval-used
 
     claims = {}
-    for threads, blocks, name in re.findall(r"PLANC_KERNEL\(([^,]+), ([^)]+)\)\s*(\w+)\(", text):
+    for threads, blocks, name in re.findall(r"PLANC_KERNEL\(([^,]+), ((?:[^()]|\([^()]*\))+)\)\s*(\w+)\(", text):
         claims[name] = (value(threads), value(blocks))
     logs = list(build.rglob(f"{source.name}.o.ptxas"))
     if len(logs) != 1:
