@@ -78,15 +78,20 @@ llvm::SmallVector<Heads, 3> headsOf(const Dim& head, const Dim& kv, const Coordi
 
 class Attention {
  public:
-  Attention(const Op& op, Uses uses, Shared& shared)
+  // On tensor cores if `onCores`, else by the plain kernels.
+  Attention(const Op& op, Uses uses, bool onCores, Shared& shared)
       : uses_(std::move(uses)),
         shared_(shared),
+        onCores_(onCores),
         isDouble_(isDouble(op)),
         isGradient_(op.kind == OpKind::AttendGrad),
         queryDim_(dimOf(Role::Q, op.attrs.word("seq"))),
         keyDim_(dimOf(Role::K, op.attrs.word("seq"))) {}
 
-  llvm::Error analyse(const Op& op);
+  // False: it cannot be done on tensor cores.
+  llvm::Expected<bool> analyse(const Op& op);
+  // Whether tensor cores can read and write these.
+  bool isAligned(Operands in, Results out) const;
   void run(const RunContext& context, Operands in, Results out);
 
  private:
@@ -98,6 +103,7 @@ class Attention {
   }
   llvm::Error placeTensors(const Op& op);
   void findParts(const Op& op);
+  int64_t unitOf(const Use& use) const;
   bool fitsTensorCores() const;
   llvm::Error choosePlainTile(const Op& op);
   AttendSide sideOf(const Dim& dim, int64_t iteration, int32_t rows, int32_t step);
@@ -134,7 +140,7 @@ class Attention {
 
   Uses uses_;
   Shared& shared_;
-  bool isDouble_, isGradient_;
+  bool onCores_, isDouble_, isGradient_;
   Dim queryDim_, keyDim_;
   AttendArgs args_{};
   llvm::SmallVector<Part, 1> parts_;
@@ -212,26 +218,38 @@ void Attention::findParts(const Op& op) {
   }
 }
 
-// Rows of bf16 in 16-byte pieces; what is stored goes by pairs.
+// Rows of bf16 are read in pieces of 8 elements, other rows read and written in pairs; what is no
+// row goes by elements.
+int64_t Attention::unitOf(const Use& use) const {
+  bool isPlain = use.like == Like::Row || use.like == Like::RowOfKeys;
+  if (isPlain || (isGradient_ && use.role == Role::A)) return 1;
+  bool isPair = use.isResult || use.role == Role::Before;
+  return isPair ? 2 : 8;
+}
+
 bool Attention::fitsTensorCores() const {
   if (isDouble_ || args_.widthQ % 16 != 0 || args_.widthV % 16 != 0 || args_.scale <= 0 ||
       std::max(args_.widthQ, args_.widthV) > 256)
     return false;
-  auto fits = [&](const Use& use) {
-    bool isPlain = use.like == Like::Row || use.like == Like::RowOfKeys;
-    if (isPlain || (isGradient_ && use.role == Role::A)) return true;
-    const AttendTensor& tensor = args_.tensors[use.role];
-    bool isRead = use.like != Like::Output || use.role == Role::Da;
-    if (isRead && !use.isResult && tensor.elem != Elem::BF16) return false;
-    int64_t unit = isRead && !use.isResult ? 8 : 2, rest = tensor.row % unit;
+  return llvm::all_of(uses_, [&](const Use& use) {
+    int64_t unit = unitOf(use), rest = args_.tensors[use.role].row % unit;
+    if (unit == 1) return true;
     for (const Part& part : parts_) {
       rest |= part.start[use.role] % unit;
       for (const auto* loops : {&part.outer, &part.own})
         for (const Loop& loop : *loops) rest |= loop.strides[size_t(use.role)] % unit;
     }
-    return tensor.column == 1 && rest == 0;
-  };
-  return llvm::all_of(uses_, fits);
+    bool isKind = unit == 2 || use.type.elem == Elem::BF16;
+    return isKind && args_.tensors[use.role].column == 1 && rest == 0;
+  });
+}
+
+bool Attention::isAligned(Operands in, Results out) const {
+  return llvm::all_of(uses_, [&](const Use& use) {
+    const void* data = use.isResult ? out[use.index] : in[use.index];
+    int64_t unit = unitOf(use) * bytesPerElement(use.type.elem);
+    return reinterpret_cast<uintptr_t>(data) % uint64_t(unit) == 0;
+  });
 }
 
 llvm::Error Attention::choosePlainTile(const Op& op) {
@@ -308,7 +326,7 @@ void Attention::makeSides() {
   shared_.needWorkspace(statsBytes_ + keyDocumentsBytes_ + queryDocumentsBytes);
 }
 
-llvm::Error Attention::analyse(const Op& op) {
+llvm::Expected<bool> Attention::analyse(const Op& op) {
   if (!keyDim_.moves.empty()) {
     Words repeats = op.parent()->enclosing();
     auto repeat = llvm::find(repeats, keyDim_.moves);
@@ -334,14 +352,15 @@ llvm::Error Attention::analyse(const Op& op) {
       choiceOf<128>(kAttend128, kAttendGradQ128, {&kAttendGradKV128}),
       choiceOf<256>(kAttend256, kAttendGradQ256, {&kAttendGradK256, &kAttendGradV256}),
   };
-  if (fitsTensorCores()) {
+  if (onCores_) {
+    if (!fitsTensorCores()) return false;
     int32_t width = std::max(args_.widthQ, args_.widthV);
     choice_ = *llvm::find_if(choices, [&](const Choice& c) { return width <= c.width; });
   } else if (auto error = choosePlainTile(op)) {
     return error;
   }
   makeSides();
-  return llvm::Error::success();
+  return true;
 }
 
 AttendArgs Attention::argsOf(const Part& part) const {
@@ -413,10 +432,15 @@ void Attention::run(const RunContext& context, Operands in, Results out) {
 
 KernelOr make(const Op& op, Uses uses, Shared& shared) {
   addDocuments(op, uses);
-  auto attention = std::make_shared<Attention>(op, std::move(uses), shared);
-  if (auto error = attention->analyse(op)) return error;
-  return makeKernel([attention](const RunContext& context, Operands in, Results out) {
-    attention->run(context, in, out);
+  auto plain = std::make_shared<Attention>(op, uses, false, shared);
+  auto cores = std::make_shared<Attention>(op, std::move(uses), true, shared);
+  auto isPlain = plain->analyse(op);
+  if (!isPlain) return isPlain.takeError();
+  auto isOnCores = cores->analyse(op);
+  if (!isOnCores) return isOnCores.takeError();
+  if (!*isOnCores) cores.reset();
+  return makeKernel([plain, cores](const RunContext& context, Operands in, Results out) {
+    (cores != nullptr && cores->isAligned(in, out) ? cores : plain)->run(context, in, out);
   });
 }
 

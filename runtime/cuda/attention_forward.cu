@@ -9,9 +9,9 @@ namespace {
 
 constexpr float kInfinity = __builtin_huge_valf();
 
-// Occupancy: 2 blocks of 128 threads on a multiprocessor, by registers (up to 255 a thread: sums
-// and scores alone take 192 at rows of 128); shared memory is 32 KiB a block for rows of 64, 64 KiB
-// for 128 and 96 KiB for 256 (of which an A100 holds one).
+// Occupancy: 2 blocks of 128 threads on a multiprocessor, by registers (up to 255 a thread: sums and
+// scores alone take 160 at rows of 128, of which a warp has 32); shared memory is 33 KiB a block for
+// rows of 64, 49 KiB for 128 and 97 KiB for 256 (of which an A100 holds one).
 template <int D>
 PLANC_KERNEL(AttendShape<D>::kThreads, 2)
 attend(AttendArgs a) {

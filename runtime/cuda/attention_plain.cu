@@ -267,8 +267,8 @@ attendGrad(AttendArgs a) {
   if (isOfKeys) storeTile(toSecond, startSecond, block.rows, widthV, second, T(1));
 }
 
-// Memory-bound; occupancy: 8 blocks of 256 threads on a multiprocessor (32 registers a thread):
-// all.
+// Memory-bound. Occupancy: 4 blocks of 256 threads on a multiprocessor (64 registers a thread):
+// half.
 template <class T>
 PLANC_KERNEL(kThreads, 4)
 stats(AttendArgs a) {

@@ -81,12 +81,6 @@ Product::Product(const Op& op)
   for (Loops* loops : {&outer, &m, &n, &k}) merge(*loops, 3);
 }
 
-int64_t Product::alignment(int t) const {
-  int64_t size = bytesPerElement(types[t].elem), most = 16;
-  while (types[t].bytes() % most != 0) most /= 2;
-  return std::max<int64_t>(1, most / size);
-}
-
 namespace {
 
 // One product of the BLAS, and the loops around it.
@@ -173,12 +167,11 @@ bool isKindOfBlas(const Product& p) {
   return a == p.types[B].elem && a != Elem::I32 && (c == a || (a == Elem::BF16 && c == Elem::F32));
 }
 
-// Bytes that all of an operand's matrices begin at multiples of.
+// Bytes that an operand's matrices begin at multiples of, if the operand does.
 int64_t alignmentOf(const Product& p, const BlasPlan& plan) {
   int64_t all = 16;
   for (int t : {A, B, C}) {
     int64_t size = bytesPerElement(p.types[t].elem);
-    all = std::min(all, p.alignment(t) * size);
     int64_t batch = t == C                       ? plan.shape.strideD
                     : (t == A) == plan.exchanged ? plan.shape.strideB
                                                  : plan.shape.strideA;
@@ -212,15 +205,25 @@ std::unique_ptr<planc::Kernel> makeBlas(const Product& p, Shared& shared) {
   if (plan.score < kLeastWork || calls > kMostCalls || isRounded || s.k == 1) return nullptr;
   plan.shape.a = plan.shape.b = p.types[A].elem;
   plan.shape.d = p.types[C].elem;
-  auto made = shared.gpu.plan(plan.shape, kBlasWorkspace, int(alignmentOf(p, plan)));
-  if (!made) {
-    llvm::consumeError(made.takeError());
-    return nullptr;
+  // For tensors that begin anywhere, and for those that begin as in an arena.
+  int64_t least = bytesPerElement(p.types[A].elem), most = alignmentOf(p, plan);
+  std::shared_ptr<MatmulPlan> matmuls[2];
+  for (int64_t i = 0; i < 2; ++i) {
+    if (i == 1 && most <= least) continue;
+    auto made = shared.gpu.plan(plan.shape, kBlasWorkspace, int(i == 0 ? least : most));
+    if (!made) {
+      llvm::consumeError(made.takeError());
+      return nullptr;
+    }
+    matmuls[i] = std::move(*made);
   }
   shared.needWorkspace(kBlasWorkspace);
-  std::shared_ptr<MatmulPlan> matmul = std::move(*made);
-  return makeKernel([=, &shared](const RunContext& context, Operands in, Results out) {
+  return makeKernel([=, &shared, anywhere = matmuls[0], aligned = matmuls[1]](
+                        const RunContext& context, Operands in, Results out) {
     bool adds = p.accumulate.addsIn(context);
+    bool isGood = aligned != nullptr && isAligned(in[0], most) && isAligned(in[1], most) &&
+                  isAligned(out[0], most);
+    const MatmulPlan& matmul = isGood ? *aligned : *anywhere;
     for (int64_t call = 0; call < calls; ++call) {
       int64_t at[3] = {0, 0, 0};
       place(plan.calls, call / sums, at);
@@ -230,7 +233,7 @@ std::unique_ptr<planc::Kernel> makeBlas(const Product& p, Shared& shared) {
       };
       const void *a = part(p.a(in), A), *b = part(p.b(in), B);
       if (plan.exchanged) std::swap(a, b);
-      shared.gpu.matmul(shared.stream, *matmul, a, b, const_cast<std::byte*>(part(out[0], C)),
+      shared.gpu.matmul(shared.stream, matmul, a, b, const_cast<std::byte*>(part(out[0], C)),
                         adds || call % sums > 0 ? 1 : 0, shared.workspace());
     }
   });
@@ -359,8 +362,10 @@ KernelOr makeProduct(const Op& op, const Product& p, Shared& shared) {
 KernelOr prepareEinsum(const Op& op, Shared& shared) {
   Product product(op);
   if (product.ragged.role != Ragged::None) {
-    auto made = makeGrouped(op, product, shared);
-    if (!made || *made != nullptr) return made;
+    auto made = makeProduct(op, product, shared);
+    if (!made) return made;
+    std::shared_ptr<planc::Kernel> other = std::move(*made);
+    if (auto grouped = makeGrouped(product, other, shared)) return grouped;
     return makeProduct(op, product, shared);
   }
   if (auto blas = makeBlas(product, shared)) return blas;

@@ -49,15 +49,15 @@ std::optional<GroupedArgs> argsOf(Product& p) {
   g.bound = int32_t(ragged.bound);
   bool isNear = nearA == 1 && nearB == 1 && stepOf(p.n, C) == 1;
   int64_t rest = (g.stepA | g.stepB | g.slices[A] | g.slices[B] | g.m | g.n | g.k) % 8;
-  bool isAligned = rest == 0 && (g.stepC | g.slices[C]) % 2 == 0 && p.alignment(A) == 8 &&
-                   p.alignment(B) == 8 && p.alignment(C) >= 2;
-  if (!isNear || !isAligned) return {};
+  if (!isNear || rest != 0 || (g.stepC | g.slices[C]) % 2 != 0) return {};
   return g;
 }
 
 }  // namespace
 
-KernelOr makeGrouped(const Op&, const Product& given, Shared& shared) {
+std::unique_ptr<planc::Kernel> makeGrouped(const Product& given,
+                                           const std::shared_ptr<planc::Kernel>& other,
+                                           Shared& shared) {
   Product p = given;
   auto fits = argsOf(p);
   if (!fits) return nullptr;
@@ -71,6 +71,9 @@ KernelOr makeGrouped(const Op&, const Product& given, Shared& shared) {
   if (isSum) blocks *= g.groups;
   else shared.needWorkspace(g.tilesM * int64_t(sizeof(RaggedTile)));
   return makeKernel([=, &shared, &kernel](const RunContext& context, Operands in, Results out) {
+    int64_t pair = 2 * bytesPerElement(p.types[C].elem);
+    if (!isAligned(in[0], 16) || !isAligned(in[1], 16) || !isAligned(out[0], pair))
+      return other->run(context, in, out);
     GroupedArgs args = g;
     args.a = static_cast<const uint16_t*>(p.a(in));
     args.b = static_cast<const uint16_t*>(p.b(in));

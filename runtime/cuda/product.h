@@ -39,18 +39,20 @@ struct Product {
   explicit Product(const Op& op);
   const void* a(Operands in) const { return in[exchanged ? 1 : 0]; }
   const void* b(Operands in) const { return in[exchanged ? 0 : 1]; }
-  // What 16-byte accesses may count on, in elements of tensor t: a type may be that of a slice of a
-  // variable, which begins at a multiple of its size.
-  int64_t alignment(int t) const;
 };
 
 int64_t countOf(llvm::ArrayRef<Loop> loops);
+inline bool isAligned(const void* data, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % uint64_t(bytes) == 0;
+}
 
 // einsum.cpp: by kernels of our own, whatever it is.
 KernelOr makeProduct(const Op& op, const Product& product, Shared& shared);
-// grouped.cpp: groups' products on tensor cores; null where they don't fit.
-llvm::Expected<std::unique_ptr<planc::Kernel>> makeGrouped(const Op& op, const Product& product,
-                                                           Shared& shared);
+// grouped.cpp: groups' products on tensor cores, with `other` for tensors that begin where those
+// don't read; null where they don't fit.
+std::unique_ptr<planc::Kernel> makeGrouped(const Product& product,
+                                           const std::shared_ptr<planc::Kernel>& other,
+                                           Shared& shared);
 // So many tiles of `rows` rows hold any groups.
 int64_t raggedTiles(const RaggedDim& ragged, int64_t rows);
 // Launches what finds them.

@@ -138,6 +138,8 @@ unsigned Machine::pick() {
   if (isShuffled()) {
     std::swap(ready_[firstReady_], ready_[firstReady_ + nextRandom(random_) % waiting]);
   }
+  // Backward, a warp goes as far ahead of the others as it can.
+  if (seed_ == 1) std::swap(ready_[firstReady_], ready_.back());
   unsigned thread = ready_[firstReady_++];
   if (firstReady_ == ready_.size()) {
     ready_.clear();

@@ -130,9 +130,9 @@ const std::vector<Case>& cases() {
       {"ragged_heads", K::Einsum, {"f[e 4, r 50~e, h 3, w 8]", "f[e 4, h 3, w 8, f 20]",
        "i[bound 5]"}, {"f[e 4, r 50~e, f 20]"}, {}, {"", "", "offsets 50"}},
       // Sizes that tensor cores take, beyond one tile.
-      {"ragged_rows", K::Einsum, {"f[e 4, r 300~e, m 72]", "f[e 4, m 72, f 136]", "i[bound 5]"},
+      {"ragged_rows", K::Einsum, {"f[e 4, r 300~e, m 136]", "f[e 4, m 136, f 136]", "i[bound 5]"},
        {"f[e 4, r 300~e, f 136]"}, {}, {"", "", "offsets 300"}},
-      {"ragged_rows_back", K::Einsum, {"f[e 4, m 24, f 72]", "f[e 4, r 300~e, f 72]", "i[bound 5]"},
+      {"ragged_rows_back", K::Einsum, {"f[e 4, m 24, f 136]", "f[e 4, r 300~e, f 136]", "i[bound 5]"},
        {"f[e 4, r 300~e, m 24]"}, {}, {"", "", "offsets 300"}},
       {"ragged_rows_grad", K::Einsum, {"f[e 4, r 300~e, m 136]", "f[e 4, r 300~e, f 72]",
        "i[bound 5]"}, {"f[e 4, m 136, f 72]"}, {}, {"", "", "offsets 300"}, Option::Accumulates},
