@@ -10,8 +10,8 @@ namespace {
 constexpr float kInfinity = __builtin_huge_valf();
 
 // Occupancy: 2 blocks of 128 threads on a multiprocessor, by registers (up to 255 a thread: sums
-// and scores alone take 192 at rows of 128); shared memory is 32 KiB a block for rows of 64, 64 KiB
-// for 128 and 96 KiB for 256 (of which an A100 holds one).
+// and scores alone take 192 at rows of 128); shared memory is 33 KiB a block for rows of 64, 49 KiB
+// for 128 and 97 KiB for 256 (of which an A100 holds one).
 template <int D>
 PLANC_KERNEL(AttendShape<D>::kThreads, 2)
 attend(AttendArgs a) {
@@ -219,6 +219,7 @@ attend(AttendArgs a) {
     float sum = total[i];
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    // Asked so that NaNs stay.
     float inverse = sum == 0 ? 0.f : 1.f / sum;
     // Of the keys before alone it is as it was.
     float lse = sum == 0 ? kAttendNoKeys : most[i] + logf(sum);
