@@ -235,7 +235,7 @@ bool Attention::fitsTensorCores() const {
 }
 
 llvm::Error Attention::choosePlainTile(const Op& op) {
-  // Leaves room for two blocks on a multiprocessor.
+  // Every GPU has that, and an H100's multiprocessors have room for two.
   constexpr int64_t kMostBytes = 96 << 10;
   auto elements = isGradient_ ? attendPlainBackward : attendPlainForward;
   int64_t size = isDouble_ ? 8 : 4;
@@ -334,9 +334,13 @@ llvm::Error Attention::analyse(const Op& op) {
       choiceOf<128>(kAttend128, kAttendGradQ128, {&kAttendGradKV128}),
       choiceOf<256>(kAttend256, kAttendGradQ256, {&kAttendGradK256, &kAttendGradV256}),
   };
-  if (fitsTensorCores()) {
-    int32_t width = std::max(args_.widthQ, args_.widthV);
-    choice_ = *llvm::find_if(choices, [&](const Choice& c) { return width <= c.width; });
+  auto fits = [&](const Choice& choice) {
+    return std::max(args_.widthQ, args_.widthV) <= choice.width &&
+           (isGradient_ ? choice.backwardBytes : choice.bytes) <= shared_.gpu.sharedBytesOfBlock();
+  };
+  const auto* choice = fitsTensorCores() ? llvm::find_if(choices, fits) : std::end(choices);
+  if (choice != std::end(choices)) {
+    choice_ = *choice;
   } else if (auto error = choosePlainTile(op)) {
     return error;
   }
