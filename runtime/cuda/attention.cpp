@@ -253,7 +253,7 @@ bool Attention::isAligned(Operands in, Results out) const {
 }
 
 llvm::Error Attention::choosePlainTile(const Op& op) {
-  // Leaves room for two blocks on a multiprocessor.
+  // Every GPU has that, and an H100's multiprocessors have room for two.
   constexpr int64_t kMostBytes = 96 << 10;
   auto elements = isGradient_ ? attendPlainBackward : attendPlainForward;
   int64_t size = isDouble_ ? 8 : 4;
@@ -352,10 +352,14 @@ llvm::Expected<bool> Attention::analyse(const Op& op) {
       choiceOf<128>(kAttend128, kAttendGradQ128, {&kAttendGradKV128}),
       choiceOf<256>(kAttend256, kAttendGradQ256, {&kAttendGradK256, &kAttendGradV256}),
   };
+  auto fits = [&](const Choice& choice) {
+    return std::max(args_.widthQ, args_.widthV) <= choice.width &&
+           (isGradient_ ? choice.backwardBytes : choice.bytes) <= shared_.gpu.sharedBytesOfBlock();
+  };
   if (onCores_) {
-    if (!fitsTensorCores()) return false;
-    int32_t width = std::max(args_.widthQ, args_.widthV);
-    choice_ = *llvm::find_if(choices, [&](const Choice& c) { return width <= c.width; });
+    const auto* choice = fitsTensorCores() ? llvm::find_if(choices, fits) : std::end(choices);
+    if (choice == std::end(choices)) return false;
+    choice_ = *choice;
   } else if (auto error = choosePlainTile(op)) {
     return error;
   }

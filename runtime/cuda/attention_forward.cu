@@ -219,6 +219,7 @@ attend(AttendArgs a) {
     float sum = total[i];
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    // Asked so that NaNs stay.
     float inverse = sum == 0 ? 0.f : 1.f / sum;
     // Of the keys before alone it is as it was.
     float lse = sum == 0 ? kAttendNoKeys : most[i] + logf(sum);

@@ -36,6 +36,7 @@ class CudaDriver : public Driver {
     return cudaMemGetInfo(&free, &total) == cudaSuccess ? int64_t(free) : 0;
   }
   int multiprocessors() const override { return multiprocessors_; }
+  int64_t sharedBytesOfBlock() const override { return sharedBytesOfBlock_; }
 
   llvm::Expected<std::byte*> allocate(int64_t bytes) override;
   llvm::Expected<std::byte*> allocateHost(int64_t bytes) override;
@@ -115,7 +116,7 @@ class CudaDriver : public Driver {
 
   const int index_;
   std::string name_, failure_, where_;
-  int multiprocessors_ = 0, mostUrgent_ = 0;
+  int multiprocessors_ = 0, sharedBytesOfBlock_ = 0, mostUrgent_ = 0;
   std::unique_ptr<CublasLt> blas_;
   std::map<const void*, uint32_t> shared_;  // bytes that a kernel may have, where it asked for more
   std::map<Graph, int64_t> nodes_;
@@ -144,6 +145,9 @@ llvm::Expected<std::unique_ptr<Driver>> CudaDriver::open(int index) {
                                    made->name() + " has compute capability " +
                                        llvm::Twine(properties.major) + "." +
                                        llvm::Twine(properties.minor) + "; planc needs 8.0");
+  made->check("cudaDeviceGetAttribute",
+              cudaDeviceGetAttribute(&made->sharedBytesOfBlock_,
+                                     cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
   int least = 0;
   made->check("cudaDeviceGetStreamPriorityRange",
               cudaDeviceGetStreamPriorityRange(&least, &made->mostUrgent_));

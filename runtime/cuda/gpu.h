@@ -56,6 +56,8 @@ class Driver {
   virtual std::string name() const = 0;
   virtual int64_t freeBytes() const = 0;
   virtual int multiprocessors() const = 0;
+  // What a launch may ask for: 99 KiB at least, 163 on an A100, 227 on an H100.
+  virtual int64_t sharedBytesOfBlock() const = 0;
 
   // Memory lives as long as the driver. Of the device: zeroed, 256-byte aligned; of the host: pinned,
   // so that copies from and to it run behind the host's back.

@@ -60,7 +60,7 @@ std::unique_ptr<planc::Kernel> makeGrouped(const Product& given,
                                            Shared& shared) {
   Product p = given;
   auto fits = argsOf(p);
-  if (!fits) return nullptr;
+  if (!fits || int64_t(sizeof(GroupedShared)) > shared.gpu.sharedBytesOfBlock()) return nullptr;
   GroupedArgs g = *fits;
   bool isSum = p.ragged.role == Ragged::Sum;
   bool isByK = !isSum && p.k[0].strides[B] == 1;

@@ -23,7 +23,7 @@ namespace {
 constexpr unsigned kLanes = 32;
 constexpr unsigned kNobody = ~0u;
 constexpr uint32_t kMostThreads = 1024;          // of a block, as all GPUs have it
-constexpr uint32_t kMostShared = 227 << 10;      // bytes of a block, as sm_90 has it
+constexpr uint32_t kMostShared = 163 << 10;      // bytes of a block, as sm_80 has it
 constexpr uint64_t kFence = 0xfff7a5c3fff7a5c3;  // beside shared memory: NaNs as f64 and as f32
 constexpr size_t kFrontWords = 16, kBackWords = 128;
 constexpr auto kFences = [] {

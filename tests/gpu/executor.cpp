@@ -46,6 +46,7 @@ Options& options() {
     o.mode = Mode(number("PLANC_GPU_MODE", int64_t(o.mode)) % int64_t(std::size(kModes)));
     o.gpus = int(number("PLANC_GPU_COUNT", o.gpus));
     o.bytes = number("PLANC_GPU_BYTES", o.bytes);
+    o.sharedBytes = number("PLANC_GPU_SHARED", o.sharedBytes);
     o.isProtected = number("PLANC_GPU_PROTECT", o.isProtected) != 0;
     return o;
   }();

@@ -24,13 +24,15 @@ struct Options {
   Mode mode = Mode::Random;
   int gpus = 64;
   int64_t bytes = int64_t(1) << 30;  // of each GPU's memory
+  int64_t sharedBytes = 163 << 10;   // that a block may have, as on an A100
   bool isProtected = true;  // the host dies when it touches a GPU's memory
   // As NCCL connects: a rank's first message to another waits, on the host, for the other's first to it.
   bool meetsFirst = true;
   double hangSeconds = 60;  // without progress of any GPU, until messages that wait are an error
 };
 // Of GPUs that are opened from here on. At first as the environment says: PLANC_GPU_SEED,
-// PLANC_GPU_MODE (a mode's number), PLANC_GPU_COUNT, PLANC_GPU_BYTES, PLANC_GPU_PROTECT (0 or 1).
+// PLANC_GPU_MODE (a mode's number), PLANC_GPU_COUNT, PLANC_GPU_BYTES, PLANC_GPU_SHARED, PLANC_GPU_PROTECT
+// (0 or 1).
 Options& options();
 
 // What is to go wrong on a GPU: its n-th allocation, launch or message, from 1.

@@ -194,7 +194,11 @@ void FakeDriver::launch(Stream stream, const KernelInfo& kernel, const LaunchSha
                         const void* args) {
   Lock lock(core->mutex);
   if (!require(kernel.argBytes <= 4000, llvm::Twine(kernel.name) + ": arguments of " +
-                                            llvm::Twine(kernel.argBytes) + " bytes"))
+                                            llvm::Twine(kernel.argBytes) + " bytes") ||
+      !require(shape.sharedBytes <= sharedBytesOfBlock(),
+               llvm::Twine(kernel.name) + ": launched with " + llvm::Twine(shape.sharedBytes) +
+                   " bytes of shared memory, and a block has " +
+                   llvm::Twine(sharedBytesOfBlock())))
     return;
   // In words, so that it is aligned for any struct.
   std::vector<std::max_align_t> copied(size_t(kernel.argBytes) / sizeof(std::max_align_t) + 1);

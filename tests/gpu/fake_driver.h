@@ -45,6 +45,7 @@ class FakeDriver : public Driver {
   std::string name() const override;
   int64_t freeBytes() const override;
   int multiprocessors() const override { return 4; }
+  int64_t sharedBytesOfBlock() const override { return core->options.sharedBytes; }
   llvm::Expected<std::byte*> allocate(int64_t bytes) override;
   llvm::Expected<std::byte*> allocateHost(int64_t bytes) override;
   Stream makeStream(bool urgent) override;
