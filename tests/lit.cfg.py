@@ -15,6 +15,7 @@ config.environment["PATH"] = os.pathsep.join(
 root = os.path.dirname(config.test_source_root)
 config.substitutions += [
     ("%planc", os.path.join(build, "planc")),
+    ("%planrun_fake", os.path.join(build, "tests", "gpu", "planrun_fake")),
     ("%planrun", os.path.join(build, "planrun")),
     ("%root", root),
 ]
