@@ -11,7 +11,8 @@ namespace planc::cuda {
 namespace {
 
 struct Kernels {
-  const cuda::Kernel<RowsArgs>&teams, &aloneF32, &aloneF64;
+  const cuda::Kernel<RowsArgs>&teams, &beyond, &aloneF32, &aloneF64;
+  int units;  // that a thread of a team keeps; `beyond`: of longer rows
 };
 
 // Rows along `over`; their other dims are those of `main`. Tensors: all operands, then all results.
@@ -44,8 +45,8 @@ KernelOr makeRows(const Op& op, const Type& main, const Kernels& kernels, Shared
   // Rows across memory are left to a thread each where there are enough of them.
   bool isAcross = args.tensors[0].step != 1 && args.rows >= args.size;
   bool isAlone = isDouble(op) || isAcross;
-  int64_t units = blocksFor(args.size, kCached);
-  uint64_t team = std::bit_ceil(uint64_t(std::min<int64_t>(units, kTeamThreads)));
+  int64_t wanted = blocksFor(args.size, kernels.units * kRowWidth);
+  uint64_t team = std::bit_ceil(uint64_t(std::min<int64_t>(wanted, kTeamThreads)));
   args.team = isAlone ? 1 : int32_t(team);
   int threads = std::max(args.team, kAloneThreads);
   if (args.team > kWarp) threads = args.team;
@@ -54,7 +55,8 @@ KernelOr makeRows(const Op& op, const Type& main, const Kernels& kernels, Shared
   shape.threads = uint32_t(threads);
   shape.sharedBytes = kWarp * sizeof(float);
   const auto& alone = isDouble(op) ? kernels.aloneF64 : kernels.aloneF32;
-  const auto& kernel = isAlone ? alone : kernels.teams;
+  const auto& together = wanted > kTeamThreads ? kernels.beyond : kernels.teams;
+  const auto& kernel = isAlone ? alone : together;
   size_t operands = op.operands().size(), tensors = types.size();
   return makeKernel([=, &shared, &kernel](const RunContext&, Operands in, Results out) {
     RowsArgs launched = args;
@@ -69,7 +71,8 @@ KernelOr makeRows(const Op& op, const Type& main, const Kernels& kernels, Shared
 
 }  // namespace
 
-#define KERNELS(Kind) {k##Kind##Teams, k##Kind##AloneF32, k##Kind##AloneF64}
+#define KERNELS(Kind) \
+  {k##Kind##Teams, k##Kind##Long, k##Kind##AloneF32, k##Kind##AloneF64, k##Kind##Units}
 
 KernelOr prepareSoftmax(const Op& op, Shared& shared) {
   return makeRows(op, op.result()->type, KERNELS(Softmax), shared);

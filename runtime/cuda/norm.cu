@@ -1,5 +1,5 @@
 // See norm.h. Memory-bound: each thread of a team has its whole share of the row under way at once
-// and keeps it in registers from the first sum to the result.
+// and keeps it in registers from the first sum to the result, unless the row is too long.
 #include "runtime/cuda/norm.h"
 
 #include <cmath>
@@ -15,7 +15,8 @@ constexpr T kLowest = -std::numeric_limits<T>::infinity();
 
 enum class Kind { Softmax, SoftmaxGrad, Norm, NormGrad, LogSumExp };
 
-// A thread and its share of a row: units of V elements, of which it keeps K of each operand.
+// A thread and its share of a row: units of V elements, K of them at most, which it keeps of each
+// operand; or with K = 0 any number, which it reads whenever it needs them.
 template <class T, int V, int K>
 struct Member {
   const RowsArgs& a;
@@ -101,7 +102,7 @@ struct Units {
       int64_t at = member.place(k);
       if (at < member.size) visit(kept[k], at, member.validAt(at));
     }
-    for (int64_t k = K; member.place(k) < member.size; ++k) {
+    for (int64_t k = 0; K == 0 && member.place(k) < member.size; ++k) {
       int64_t at = member.place(k);
       T read[kIn][V];
 #pragma unroll
@@ -179,16 +180,15 @@ PLANC_DEVICE void work(const RowsArgs& a, const Member<T, V, K>& member) {
   }
 }
 
-// Occupancy: 1024 threads on a multiprocessor (64 registers a thread), each with up to 16 elements
-// of each operand under way.
-template <Kind kind>
+// Occupancy: 1024 threads on a multiprocessor (64 registers a thread), each with 16 elements under
+// way: one block for the longest rows, two and more where a row has fewer threads.
+template <Kind kind, int units>
 PLANC_KERNEL(kTeamThreads, 1) teams(RowsArgs a) {
   float* scratch = &sharedMemory<float>();
   int teamsInBlock = int(blockDim.x) / a.team;
   int64_t row = int64_t(blockIdx.x) * teamsInBlock + threadIdx.x / a.team;
-  Member<float, kRowWidth, kCached / kRowWidth> member(a, scratch, row, int(threadIdx.x) % a.team,
-                                                      a.team);
-  work<kind>(a, member);
+  int lane = int(threadIdx.x) % a.team;
+  work<kind>(a, Member<float, kRowWidth, units>(a, scratch, row, lane, a.team));
 }
 
 template <Kind kind, class T>
@@ -200,8 +200,9 @@ PLANC_KERNEL(kAloneThreads, 2) alone(RowsArgs a) {
 
 }  // namespace
 
-#define HANDLES(Name)                                                            \
-  PLANC_HANDLE(k##Name##Teams, RowsArgs, kTeamThreads, teams<Kind::Name>)        \
+#define HANDLES(Name, units)                                                         \
+  PLANC_HANDLE(k##Name##Teams, RowsArgs, kTeamThreads, teams<Kind::Name, units>)     \
+  PLANC_HANDLE(k##Name##Long, RowsArgs, kTeamThreads, teams<Kind::Name, 0>)          \
   PLANC_HANDLE(k##Name##AloneF32, RowsArgs, kAloneThreads, alone<Kind::Name, float>) \
   PLANC_HANDLE(k##Name##AloneF64, RowsArgs, kAloneThreads, alone<Kind::Name, double>)
 PLANC_ROW_KERNELS(HANDLES)

@@ -26,13 +26,17 @@ struct RowsArgs {
   bool center;
 };
 
-// `Teams`: a team a row, which reads it once where it has no more than `kCached` elements for each
-// thread. `Alone`: a thread a row, which is strided; neighbours in neighbouring rows.
-inline constexpr int kTeamThreads = 512, kAloneThreads = 256;
-inline constexpr int kRowWidth = 8, kCached = 16;
-#define PLANC_ROW_KERNELS(X) X(Softmax) X(SoftmaxGrad) X(Norm) X(NormGrad) X(LogSumExp)
-#define DECLARE(Kind) \
-  extern const Kernel<RowsArgs> k##Kind##Teams, k##Kind##AloneF32, k##Kind##AloneF64;
+// `Teams`: a team a row, which it reads once: up to `k..Units` units of kRowWidth elements for each
+// thread, two of one operand or one of each of two. `Long`: any number of them, read again for each
+// sum. `Alone`: a thread a row, which is strided; neighbours in neighbouring rows.
+inline constexpr int kTeamThreads = 1024, kAloneThreads = 256;
+inline constexpr int kRowWidth = 8;
+#define PLANC_ROW_KERNELS(X) \
+  X(Softmax, 2) X(SoftmaxGrad, 1) X(Norm, 2) X(NormGrad, 1) X(LogSumExp, 2)
+#define DECLARE(Kind, units)                                                              \
+  extern const Kernel<RowsArgs> k##Kind##Teams, k##Kind##Long, k##Kind##AloneF32, \
+      k##Kind##AloneF64;                                                            \
+  inline constexpr int k##Kind##Units = units;
 PLANC_ROW_KERNELS(DECLARE)
 #undef DECLARE
 

@@ -8,10 +8,13 @@
 namespace planc::cuda {
 namespace {
 
-constexpr int64_t kLeastChunk = 256;  // items
-constexpr int64_t kMostChunks = 64;   // of a group: one thread adds up all counts of a bin
+constexpr int64_t kLeastChunk = 512;  // items
+constexpr int64_t kMostChunks = 64;   // of a group
+constexpr int32_t kLeastPart = 4;     // chunks whose counts a thread adds up
 
-uint32_t sharedBytes(int32_t bins) { return bins <= kSharedBins ? uint32_t(bins) * 4 : 0; }
+uint32_t sharedBytes(int64_t counters) {
+  return counters <= kSharedBins ? uint32_t(counters) * 4 : 0;
+}
 
 }  // namespace
 
@@ -36,22 +39,29 @@ KeyChunks Order::chunksOf(const int32_t* keys, int32_t* counts) const {
 
 void Order::count(Shared& shared, const KeyChunks& chunks, int32_t* begins) const {
   uint32_t blocks = uint32_t(groups_ * chunks_);
-  shared.launch(kCountKeys, {.x = blocks, .threads = 32, .sharedBytes = sharedBytes(bins_)},
-                chunks);
+  shared.launch(kCountKeys,
+                {.x = blocks, .threads = kOrderThreads, .sharedBytes = sharedBytes(bins_)}, chunks);
   AddCountsArgs add{};
   add.counts = chunks.counts;
   add.chunks = chunks_;
   add.bins = bins_;
   add.begins = begins;
-  uint32_t threads = uint32_t(std::min<int64_t>(1024, (int64_t(bins_) + 31) / 32 * 32));
-  shared.launch(kAddCounts, {.x = uint32_t(groups_), .threads = threads, .sharedBytes = 32 * 4},
+  int32_t width = int32_t(std::min<int64_t>(kScanThreads, (int64_t(bins_) + 31) / 32 * 32));
+  add.parts = std::min(kScanThreads / width, (chunks_ + kLeastPart - 1) / kLeastPart);
+  shared.launch(kAddCounts,
+                {.x = uint32_t(groups_),
+                 .threads = uint32_t(width * add.parts),
+                 .sharedBytes = sizeof(AddCountsShared)},
                 add);
 }
 
 void Order::launchPlaces(Shared& shared, const PlaceArgs& args) const {
-  shared.launch(
-      kPlace, {.x = uint32_t(groups_ * chunks_), .threads = 32, .sharedBytes = sharedBytes(bins_)},
-      args);
+  int64_t warps = std::clamp<int64_t>(kSharedBins / bins_, 1, kOrderThreads / kWarp);
+  shared.launch(kPlace,
+                {.x = uint32_t(groups_ * chunks_),
+                 .threads = uint32_t(warps * kWarp),
+                 .sharedBytes = sharedBytes(warps * bins_)},
+                args);
 }
 
 void Order::placeInBins(Shared& shared, const int32_t* keys, int32_t* counts,

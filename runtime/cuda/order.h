@@ -1,7 +1,7 @@
 // Items in order of their keys, those of one key as they came: a counting sort. Items are cut in
-// chunks, each walked by a warp in order: one pass counts keys by chunk, the counts are added up
-// before each chunk, and a second pass hands out places. So the order does not depend on which warp
-// is first.
+// chunks, a block's each, and these in stretches, each walked by a warp in order. One pass counts
+// keys by chunk and the counts are added up before each chunk; a second one counts again by
+// stretch and hands out places. So the order does not depend on which warp is first.
 #pragma once
 
 #include "runtime/cuda/kernel.h"
@@ -10,8 +10,9 @@ namespace planc::cuda {
 
 class Shared;
 
-// As many counters as lie in shared memory: 32 KiB.
+// As many counters as lie in shared memory, 32 KiB: where two warps' or more do, each has its own.
 inline constexpr int32_t kSharedBins = 8192;
+inline constexpr int kOrderThreads = 256;
 
 // Items lie group by group, and chunks in groups. Keys below 0 take no part; of others the digit
 // (key >> shift) & mask, below `bins`, is what counts.
@@ -27,6 +28,7 @@ struct KeyChunks {
 struct AddCountsArgs {
   int32_t* counts;
   int32_t chunks, bins;
+  int32_t parts;  // that the chunks are cut in, so many threads a bin
   int32_t* begins;
 };
 // Each item's place: into `places` by item (-1: none), or the item goes there, its key with it.
@@ -35,6 +37,10 @@ struct PlaceArgs {
   int32_t* places;
   const int32_t* items;  // null: the items are 0, 1, ...
   int32_t *keysTo, *itemsTo;
+};
+inline constexpr int kScanThreads = 1024;
+struct AddCountsShared {
+  int32_t warps[kWarp], counts[kScanThreads], begins[kScanThreads];
 };
 extern const Kernel<KeyChunks> kCountKeys;
 extern const Kernel<AddCountsArgs> kAddCounts;

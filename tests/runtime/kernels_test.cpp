@@ -150,6 +150,7 @@ const std::vector<Case>& cases() {
       // Normalisation, tables, loss.
       {"softmax", K::Softmax, {"f[b 7, m 65]"}, {"f[b 7, m 65]"}, {{"over", "m"}}},
       {"softmax_long", K::Softmax, {"f[b 3, m 9000]"}, {"f[b 3, m 9000]"}, {{"over", "m"}}},
+      {"softmax_longest", K::Softmax, {"f[b 2, m 17000]"}, {"f[b 2, m 17000]"}, {{"over", "m"}}},
       {"softmax_narrow", K::Softmax, {"f[b 300, m 20]"}, {"f[b 300, m 20]"}, {{"over", "m"}}},
       {"softmax_grad", K::SoftmaxGrad, {"f[b 7, m 65]", "f[b 7, m 65]"}, {"f[b 7, m 65]"}, {{"over",
        "m"}}},
@@ -159,6 +160,10 @@ const std::vector<Case>& cases() {
        "m"}, {"eps", 1e-5}, {"center", int64_t{1}}}},
       {"layer_norm_long", K::Norm, {"f[b 3, m 1100]"}, {"f[b 3, m 1100]", "g[b 3]"}, {{"over", "m"},
        {"eps", 1e-5}, {"center", int64_t{1}}}},
+      {"layer_norm_grad_long", K::NormGrad, {"f[b 2, m 4200]", "f[b 2, m 4200]", "g[b 2]"},
+       {"f[b 2, m 4200]"}, {{"over", "m"}, {"center", int64_t{1}}}},
+      {"layer_norm_grad_longest", K::NormGrad, {"f[b 2, m 8300]", "f[b 2, m 8300]", "g[b 2]"},
+       {"f[b 2, m 8300]"}, {{"over", "m"}, {"center", int64_t{1}}}},
       {"rms_norm_grad", K::NormGrad, {"f[b 3, s 9, m 48]", "f[b 3, s 9, m 48]", "g[b 3, s 9]"},
        {"f[b 3, s 9, m 48]"}, {{"over", "m"}}},
       {"layer_norm_grad", K::NormGrad, {"f[b 3, s 9, m 48]", "f[b 3, s 9, m 48]", "g[b 3, s 9]"},
