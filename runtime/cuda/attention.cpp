@@ -98,6 +98,7 @@ class Attention {
   }
   llvm::Error placeTensors(const Op& op);
   void findParts(const Op& op);
+  bool beginsInUnits(int role, int64_t unit) const;
   bool fitsTensorCores() const;
   llvm::Error choosePlainTile(const Op& op);
   AttendSide sideOf(const Dim& dim, int64_t iteration, int32_t rows, int32_t step);
@@ -212,6 +213,17 @@ void Attention::findParts(const Op& op) {
   }
 }
 
+// Whether all rows begin at multiples of `unit` elements.
+bool Attention::beginsInUnits(int role, int64_t unit) const {
+  int64_t rest = args_.tensors[role].row % unit;
+  for (const Part& part : parts_) {
+    rest |= part.start[role] % unit;
+    for (const auto* loops : {&part.outer, &part.own})
+      for (const Loop& loop : *loops) rest |= loop.strides[size_t(role)] % unit;
+  }
+  return args_.tensors[role].column == 1 && rest == 0;
+}
+
 // Rows of bf16 in 16-byte pieces; what is stored goes by pairs.
 bool Attention::fitsTensorCores() const {
   if (isDouble_ || args_.widthQ % 16 != 0 || args_.widthV % 16 != 0 || args_.scale <= 0 ||
@@ -220,16 +232,9 @@ bool Attention::fitsTensorCores() const {
   auto fits = [&](const Use& use) {
     bool isPlain = use.like == Like::Row || use.like == Like::RowOfKeys;
     if (isPlain || (isGradient_ && use.role == Role::A)) return true;
-    const AttendTensor& tensor = args_.tensors[use.role];
     bool isRead = use.like != Like::Output || use.role == Role::Da;
-    if (isRead && !use.isResult && tensor.elem != Elem::BF16) return false;
-    int64_t unit = isRead && !use.isResult ? 8 : 2, rest = tensor.row % unit;
-    for (const Part& part : parts_) {
-      rest |= part.start[use.role] % unit;
-      for (const auto* loops : {&part.outer, &part.own})
-        for (const Loop& loop : *loops) rest |= loop.strides[size_t(use.role)] % unit;
-    }
-    return tensor.column == 1 && rest == 0;
+    if (isRead && !use.isResult && use.type.elem != Elem::BF16) return false;
+    return beginsInUnits(use.role, isRead && !use.isResult ? 8 : 2);
   };
   return llvm::all_of(uses_, fits);
 }
@@ -328,6 +333,8 @@ llvm::Error Attention::analyse(const Op& op) {
   args_.goesOn = op.kind == OpKind::AttendBlock;
   args_.scale = op.attrs.number("scale", 1 / std::sqrt(double(args_.widthQ)));
   args_.queryRows = int32_t(queryDim_.size);
+  args_.areUnits = isGradient_ && args_.widthV % kAttendUnit == 0 &&
+                   beginsInUnits(Role::A, kAttendUnit) && beginsInUnits(Role::Da, kAttendUnit);
 
   static const Choice choices[] = {
       choiceOf<64>(kAttend64, kAttendGradQ64, {&kAttendGradKV64}),
@@ -402,6 +409,8 @@ void Attention::run(const RunContext& context, Operands in, Results out) {
       launch(*choice_.forward, args, heads * args.queries.tileCount, choice_.bytes);
       continue;
     }
+    for (int role : {int(Role::A), int(Role::Da)})
+      args.areUnits &= reinterpret_cast<uintptr_t>(args.tensors[role].data) % 16 == 0;
     launchWarps(isDouble_ ? kAttendStatsF64 : kAttendStatsF32, args, heads * args.queryRows);
     launch(*choice_.queries, args, heads * args.queries.tileCount, choice_.backwardBytes);
     args.queries = movingQueries_;

@@ -58,6 +58,7 @@ struct AttendArgs {
   int32_t widthQ, widthV;
   int32_t window;  // 0: none
   bool isCausal, hasDocuments, goesOn;
+  bool areUnits;  // a's and da's rows are units of kAttendUnit elements, for 16-byte loads
   double scale;
   // Of each query's row, by head and row: {log-sum-exp in units of log 2, da . a}, in float or
   // double.
@@ -65,6 +66,7 @@ struct AttendArgs {
   int32_t tile;  // rows of the tiles that a side moves by; of the plain kernels, of all tiles
 };
 
+constexpr int kAttendUnit = 8;
 constexpr float kAttendNoKeys = -1e38f;  // the log-sum-exp of none
 
 // On tensor cores: rows that a block has, forward and backward, and that it moves by. Rows are at

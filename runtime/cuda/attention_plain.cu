@@ -267,8 +267,23 @@ attendGrad(AttendArgs a) {
   if (isOfKeys) storeTile(toSecond, startSecond, block.rows, widthV, second, T(1));
 }
 
-// Memory-bound; occupancy: 8 blocks of 256 threads on a multiprocessor (32 registers a thread):
-// all.
+// The lane's part of da . a, by N elements at once.
+template <int N, class T>
+PLANC_DEVICE T dotOfLane(ConstRef x, int64_t startX, int64_t stepX, ConstRef y, int64_t startY,
+                         int64_t stepY, int width) {
+  T sum = 0;
+  for (int i = int(threadIdx.x) % kWarp * N; i < width; i += kWarp * N) {
+    T a[N], b[N];
+    load(x, startX + i * stepX, a);
+    load(y, startY + i * stepY, b);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum += a[j] * b[j];
+  }
+  return sum;
+}
+
+// Memory-bound; occupancy: 4 blocks of 256 threads on a multiprocessor (64 registers a thread),
+// each warp with a whole row of both, up to 256 wide, under way.
 template <class T>
 PLANC_KERNEL(kThreads, 4)
 stats(AttendArgs a) {
@@ -282,11 +297,11 @@ stats(AttendArgs a) {
   const AttendTensor& tensorLse = a.tensors[Role::Lse];
   int64_t startA = at.start(Role::A) + row * tensorA.row;
   int64_t startDa = at.start(Role::Da) + row * tensorDa.row;
-  T sum = 0;
-  for (int i = lane; i < a.widthV; i += kWarp) {
-    sum += loadOne<T>({tensorA.data, tensorA.elem}, startA + i * tensorA.column) *
-           loadOne<T>({tensorDa.data, tensorDa.elem}, startDa + i * tensorDa.column);
-  }
+  ConstRef x = {tensorA.data, tensorA.elem}, y = {tensorDa.data, tensorDa.elem};
+  constexpr int kUnit = sizeof(T) == 8 ? 2 : kAttendUnit;
+  T sum = a.areUnits ? dotOfLane<kUnit, T>(x, startA, 1, y, startDa, 1, a.widthV)
+                     : dotOfLane<1, T>(x, startA, tensorA.column, y, startDa, tensorDa.column,
+                                       a.widthV);
   sum = warpSum(sum);
   if (lane != 0) return;
   T* to = static_cast<T*>(a.stats) + number * 2;
