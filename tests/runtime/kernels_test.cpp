@@ -349,6 +349,8 @@ const std::vector<Case>& cases() {
        "i[bound 1101]"}, {{"experts", int64_t{1100}}, {"choice", "k"}}, {"below 1100"}},
       {"pack_very_many", K::Pack, {"i[b 2, s 3, k 5]"}, {"i[b 2, s 3, k 5]", "i[bound 9001]"},
        {{"experts", int64_t{9000}}, {"choice", "k"}}, {"below 9000"}},
+      {"pack_long", K::Pack, {"i[b 2, s 150, k 2]"}, {"i[b 2, s 150, k 2]", "i[bound 4201]"},
+       {{"experts", int64_t{4200}}, {"choice", "k"}}, {"below 4200"}},
       {"dispatch", K::Dispatch, {"f[b 3, s 20, m 24]", "i[b 3, s 20, k 2]", "i[bound 9]"},
        {"f[e 8, r 130~e, m 24]"}, {{"over", "e"}}, {"", "rows 130", "all 110"}},
       {"dispatch_grad", K::DispatchGrad, {"f[e 8, r 130~e, m 24]", "i[b 3, s 20, k 2]",
