@@ -212,7 +212,7 @@ struct Launch {
   bool operator==(const Launch&) const = default;
 };
 // What the environment says, in torchrun's words (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR,
-// MASTER_PORT), or Slurm's (SLURM_PROCID, SLURM_LOCALID, SLURM_NTASKS; with MASTER_ADDR and
+// MASTER_PORT), or Slurm's (SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS; with MASTER_ADDR and
 // MASTER_PORT or else SLURM_LAUNCH_NODE_IPADDR and a port made of SLURM_JOB_ID). Nothing: it was
 // started alone.
 using Environment = llvm::function_ref<const char*(const char* name)>;

@@ -63,6 +63,12 @@ llvm::Expected<std::unique_ptr<Session>> Session::create(const Roles& roles, Dev
   if (!interpreter) return interpreter.takeError();
   if (llvm::Error error = comm.connect()) return error;
   session->interpreter_ = std::move(*interpreter);
+  // Messages are recorded by all their ranks, or by none.
+  if (device.canRecord()) {
+    auto host = any(comm, session->interpreter_->hostOp() != nullptr);
+    if (!host) return host.takeError();
+    session->isRecordable_ = !*host;
+  }
   return session;
 }
 
@@ -192,9 +198,10 @@ void Session::beginStep() {
 
 llvm::Error Session::runSchedule(bool update) {
   beginStep();
-  bool replays = update && records_ && interpreter_->device().canRecord() &&
-                 !interpreter_->hostOp() && !interpreter_->isTraced();
-  return replays ? replayStep() : runCalls(update);
+  bool replays = update && records_ && isRecordable_ && interpreter_->device().canRecord() &&
+                 !interpreter_->isTraced();
+  if (llvm::Error error = replays ? replayStep() : runCalls(update)) return error;
+  return interpreter_->device().finish();
 }
 
 // The first step runs op by op, so that what libraries make on first use is made outside of a recording;

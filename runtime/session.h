@@ -66,6 +66,7 @@ class Session {
   // trace does not want to see them); the op that can't, or null.
   void setRecording(bool records) { records_ = records; }
   const Op* unrecordable() const { return interpreter_->hostOp(); }
+  bool isRecordable() const { return isRecordable_; }
 
  private:
   using Fill = llvm::function_ref<llvm::Error(const Variable& weight, std::byte* into)>;
@@ -107,7 +108,7 @@ class Session {
     std::vector<bool> isTaken;
   };
   std::map<const Variable*, Output>* outputs_ = nullptr;
-  bool records_ = true;
+  bool records_ = true, isRecordable_ = true;  // the latter on all ranks, or on none
   enum class Recorded { Nothing, Warm, Step } recorded_ = Recorded::Nothing;
   int64_t recordedBytes_ = 0;  // that the recorded step sends
 };

@@ -258,10 +258,13 @@ llvm::Error runOn(Rank& rank, const Planx& planx) {
   if (!made) return made.takeError();
   Session& session = **made;
   session.setRecording(!noGraph);
-  const Op* op = rank.device().canRecord() && !noGraph ? session.unrecordable() : nullptr;
-  if (op && comm.rank() == 0)
-    llvm::errs() << "planrun: note: steps are no graph: '" << op->info().text << "' ("
-                 << session.interpreter().placeOf(*op) << ") needs its counts on the host\n";
+  if (rank.device().canRecord() && !noGraph && !session.isRecordable() && comm.rank() == 0) {
+    const Op* op = session.unrecordable();
+    llvm::errs() << "planrun: note: steps are no graph: "
+                 << (op ? "'" + op->info().text.str() + "' (" + session.interpreter().placeOf(*op) + ")"
+                        : "'exchange_rows' of another stage")
+                 << " needs its counts on the host\n";
+  }
   if (llvm::Error error =
           comm.agree(data->check(session.positions(), session.vocab(), comm.rank(), comm.size())))
     return error;

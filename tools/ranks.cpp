@@ -89,7 +89,7 @@ llvm::Expected<std::unique_ptr<Communicator>> joinProcesses(llvm::StringRef comm
   if (comm == "threads") return nullptr;
   auto launch = launchedAs();
   if (!launch) return launch.takeError();
-  if (*launch)
+  if (*launch && (*launch)->size > 1)
     return makeTcpCommunicator((*launch)->rank, (*launch)->size, (*launch)->host, (*launch)->port,
                                timeout);
   if (takesAny) return nullptr;
@@ -100,7 +100,7 @@ llvm::Expected<std::unique_ptr<Communicator>> joinProcesses(llvm::StringRef comm
 
 std::string startedApart() {
   bool isByMpi = mpiProcesses() > 1;
-  int processes = isByMpi ? mpiProcesses() : fromEnvironment({"WORLD_SIZE"}).value_or(1);
+  int processes = isByMpi ? mpiProcesses() : fromEnvironment({"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}).value_or(1);
   if (processes < 2) return "";
   return std::to_string(processes) +
          " processes were started, and each would run all ranks: add --comm " +

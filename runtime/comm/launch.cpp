@@ -11,7 +11,8 @@ struct Words {
   const char *rank, *size, *local;
 };
 constexpr Words kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK"};
-constexpr Words kSlurm = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
+// Of the step, which srun started: in a job's own script the job's words stand too, and nobody else runs.
+constexpr Words kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"};
 
 // Ports for Slurm's jobs: below those that systems hand out by themselves.
 constexpr int kFirstPort = 15000, kPorts = 15000;
@@ -93,7 +94,7 @@ llvm::Expected<std::optional<Launch>> launchedAs(Environment get) {
     if (llvm::Error error = readHost(environment, launch)) return error;
     return launch;
   }
-  if (!environment.has(kSlurm.rank)) return std::nullopt;
+  if (!environment.has(kSlurm.rank) || !environment.has(kSlurm.size)) return std::nullopt;
   if (llvm::Error error = readRanks(environment, kSlurm, launch)) return error;
   if (llvm::Error error = readSlurmHost(environment, launch)) return error;
   return launch;

@@ -35,6 +35,7 @@ void prepareStream(int fd) {
   setOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, 15);  // seconds
   setOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);  // seconds
   setOption(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  setOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 30000);  // milliseconds, of what was sent
 }
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -125,9 +126,12 @@ llvm::Expected<bool> Socket::has(size_t bytes) {
 void Socket::shutDown() { ::shutdown(fd_, SHUT_RDWR); }
 
 llvm::Expected<Socket> listenAt(const std::string& host, int port) {
-  llvm::Expected<Addresses> named = resolve(host, port, 0);
+  // A machine's own name may stand for 127.0.1.1 there, and for another address elsewhere: only who says
+  // loopback means it.
+  llvm::Expected<Addresses> named =
+      resolve(host == "localhost" ? "127.0.0.1" : host, port, AI_NUMERICHOST);
   if (named && isLoopback((*named)->ai_addr)) return listenOn(**named);
-  if (!named) llvm::consumeError(named.takeError());  // others may know this machine by that name
+  if (!named) llvm::consumeError(named.takeError());
   llvm::Expected<Addresses> any = resolve("", port, AI_PASSIVE);
   if (!any) return any.takeError();
   // One that takes both kinds of addresses, where there is one.

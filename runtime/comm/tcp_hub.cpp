@@ -162,6 +162,7 @@ class Hub : public Communicator {
   Group& group(llvm::ArrayRef<int> members) override { return own_->group(members); }
   llvm::Error wait(Ticket ticket) override { return own_->wait(ticket); }
   void fail(llvm::StringRef why) override { own_->fail(why); }
+  std::string failure() override { return own_->failure(); }
 
  protected:
   Ticket begin(Group& group, const Message& message, const Site& site) override {

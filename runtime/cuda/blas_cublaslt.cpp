@@ -32,9 +32,14 @@ struct Api {
 Api api;  // of all devices
 
 llvm::Error load() {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  return loadLibrary("libcublasLt.so." PLANC_CUBLAS_VERSION, {CALLS(PLANC_ENTRY)});
+  static std::once_flag once;
+  static std::string failure;
+  std::call_once(once, [] {
+    failure = llvm::toString(
+        loadLibrary("libcublasLt.so." PLANC_CUBLAS_VERSION, {CALLS(PLANC_ENTRY)}));
+  });
+  if (failure.empty()) return llvm::Error::success();
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), "%s", failure.c_str());
 }
 
 cudaDataType_t typeOf(Elem elem) {

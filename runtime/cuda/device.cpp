@@ -218,7 +218,9 @@ void CudaDevice::beginStep(int64_t step) { write(step_, &step, sizeof step); }
 // The first error is the one to tell.
 void CudaDevice::keep(llvm::Error error) {
   std::string text = llvm::toString(std::move(error));
-  if (failure_.empty()) failure_ = std::move(text);
+  if (!failure_.empty()) return;
+  failure_ = std::move(text);
+  if (watch_) watch_->lost(failure_);
 }
 
 llvm::Error CudaDevice::waitFor(Event event) {
@@ -238,6 +240,8 @@ llvm::Error CudaDevice::finish() {
   if (failure_.empty()) {
     gpu_->record(done_, stream_);
     if (llvm::Error error = waitFor(done_)) keep(std::move(error));
+    if (watch_)
+      if (llvm::Error error = watch_->check()) keep(std::move(error));
   }
   if (failure_.empty()) return llvm::Error::success();
   return llvm::createStringError(llvm::inconvertibleErrorCode(), "%s", failure_.c_str());

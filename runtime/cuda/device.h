@@ -16,6 +16,10 @@ class GpuWatch {
   virtual ~GpuWatch() = default;
   // Often; an error ends the waiting.
   virtual llvm::Error look() = 0;
+  // When the GPU is done: what went wrong with messages meanwhile.
+  virtual llvm::Error check() = 0;
+  // Something went wrong on this GPU, which no other rank knows of.
+  virtual void lost(const std::string& why) = 0;
   // The GPU is idle, and a step is about to be recorded, or replayed.
   virtual void restart(bool records) = 0;
 };

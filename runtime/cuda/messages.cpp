@@ -85,6 +85,10 @@ class NcclCommunicator : public Communicator, private GpuWatch {
   void mark(const GpuGroup& group, volatile int32_t* cell);
   void giveUp();
   llvm::Error look() override;
+  llvm::Error check() override;
+  void lost(const std::string& why) override {
+    if (failure().empty()) fail(why);
+  }
   void restart(bool records) override;
   std::string whatIsStuck() const;
   Slot& takeSlot(int& index);
@@ -97,6 +101,7 @@ class NcclCommunicator : public Communicator, private GpuWatch {
   std::deque<GpuGroup> groups_;
   std::deque<Slot> slots_;
   std::string failure_;
+  bool isConnected_ = false;
   bool hasEnded_ = false;  // the messenger has
   // What `look` saw last: how many messages were done, and since when.
   int64_t seen_ = 0;
@@ -187,7 +192,9 @@ llvm::Error NcclCommunicator::connect() {
     for (const GroupKey& key : round)
       if (auto found = mine.find(key); found != mine.end())
         warmUp(*found->second, reinterpret_cast<int32_t*>(*scratch));
-  return host_.agree(device_.finish());
+  if (llvm::Error any = host_.agree(device_.finish())) return any;
+  isConnected_ = true;
+  return llvm::Error::success();
 }
 
 // Ranks connect when they first talk, and a call that does waits for the other side's. A program's first
@@ -224,6 +231,7 @@ Ticket NcclCommunicator::begin(Group& group, const Message& message, const Site&
   int index;
   Slot& slot = takeSlot(index);
   if (!message.isOnDevice) {
+    host_.setStage(site.stage);
     slot.host = host_.start(mine.host, message, site);
     return {index};
   }
@@ -232,7 +240,7 @@ Ticket NcclCommunicator::begin(Group& group, const Message& message, const Site&
     slot.ready = gpu.makeEvent();
     slot.complete = gpu.makeEvent();
   }
-  if (group.size() > 1 && mine.clique == nullptr)
+  if (group.size() > 1 && mine.stream == nullptr)
     failIn(site, "its ranks' GPUs are not connected");
   if (!failure_.empty()) return {index};  // `wait` says it
   gpu.at(comm::describe(site));
@@ -322,10 +330,11 @@ llvm::Error NcclCommunicator::wait(Ticket ticket) {
   return llvm::Error::success();
 }
 
-// Others first: MPI ends all processes here.
+// Others first: MPI ends all processes here. They may have failed before, which is then the cause.
 void NcclCommunicator::fail(llvm::StringRef why) {
-  if (failure_.empty()) failure_ = why.str();
   host_.fail(why);
+  if (failure_.empty()) failure_ = host_.failure();
+  if (failure_.empty()) failure_ = why.str();
   giveUp();
 }
 
@@ -338,7 +347,7 @@ void NcclCommunicator::giveUp() {
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  bool isGood = failure().empty() && !llvm::errorToBool(device_.finish());
+  bool isGood = isConnected_ && failure().empty() && !llvm::errorToBool(device_.finish());
   device_.setWatch(nullptr);
   if (hasEnded_ || messenger_ == nullptr) return;
   if (!isGood) {
@@ -358,6 +367,15 @@ std::string NcclCommunicator::whatIsStuck() const {
             " among " + comm::rankList(group.members());
   }
   return text;
+}
+
+// What calls of the library left behind.
+llvm::Error NcclCommunicator::check() {
+  if (!failure_.empty()) return error(failure_);
+  for (const GpuGroup& group : groups_)
+    if (group.clique != nullptr)
+      if (llvm::Error lost = messenger_->error(group.clique)) return lost;
+  return llvm::Error::success();
 }
 
 void NcclCommunicator::restart(bool records) {

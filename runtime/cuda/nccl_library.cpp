@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "llvm/ADT/Twine.h"
+#include "llvm/Support/raw_ostream.h"
 #include "runtime/cuda/gpu.h"
 #include "runtime/cuda/library.h"
 
@@ -42,9 +43,15 @@ struct Api {
 Api api;  // of all messengers
 
 llvm::Error load() {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  return loadLibrary("libnccl.so.2", {CALLS(PLANC_ENTRY)});
+  static std::once_flag once;
+  static std::string failure;
+  std::call_once(once, [] {
+    // Messages would else connect further ranks in their midst.
+    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+    failure = llvm::toString(loadLibrary("libnccl.so.2", {CALLS(PLANC_ENTRY)}));
+  });
+  if (failure.empty()) return llvm::Error::success();
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), "%s", failure.c_str());
 }
 
 using Clock = std::chrono::steady_clock;
@@ -73,6 +80,9 @@ ncclDataType_t typeOf(Elem elem) {
 ncclRedOp_t opOf(Reduce reduce) { return reduce == Reduce::Max ? ncclMax : ncclSum; }
 
 llvm::Error failed(const llvm::Twine& what, ncclResult_t code, ncclComm_t comm) {
+  if (code == ncclInProgress)
+    return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                   "NCCL: " + what + ": other ranks do not answer");
   std::string text = ("NCCL: " + what + ": " + api.ncclGetErrorString(code)).str();
   if (const char* last = api.ncclGetLastError(comm); last != nullptr && *last != 0)
     text += std::string(" (") + last + ")";
@@ -197,7 +207,10 @@ class NcclMessenger : public Messenger {
       api.ncclGroupEnd();
       isDone->set_value();
     }).detach();
-    done.wait_for(kToAbort);
+    if (done.wait_for(kToAbort) == std::future_status::ready) return;
+    // Its kernels will not end, and freeing memory would wait for them. The cause has been told to all.
+    llvm::errs() << "NCCL does not end its messages: this process ends\n";
+    std::_Exit(1);
   }
 
  private:
@@ -209,7 +222,7 @@ class NcclMessenger : public Messenger {
       code = api.ncclCommGetAsyncError(comm, &state);
       if (code == ncclSuccess) code = state;
       if (code != ncclInProgress) break;
-      if (Clock::now() > end || patience_.isOver()) return ncclSystemError;
+      if (Clock::now() > end || patience_.isOver()) return ncclInProgress;
       std::this_thread::yield();
     }
     return code;
@@ -228,7 +241,7 @@ class NcclMessenger : public Messenger {
   void check(const char* what, ncclResult_t code, ncclComm_t comm) {
     if (isGrouped_) used_ = comm;
     else code = settle(comm, code, patience_.timeout);
-    if (code == ncclSuccess || code == ncclInProgress || !failure_.empty()) return;
+    if (code == ncclSuccess || (isGrouped_ && code == ncclInProgress) || !failure_.empty()) return;
     failure_ = llvm::toString(failed(what, code, comm));
   }
 
@@ -243,8 +256,6 @@ class NcclMessenger : public Messenger {
 
 llvm::Expected<std::unique_ptr<Messenger>> makeMessenger(Driver&, Patience patience) {
   if (llvm::Error error = load()) return error;
-  // Messages that are not recorded would else connect further ranks in their midst.
-  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   return std::make_unique<NcclMessenger>(std::move(patience));
 }
 

@@ -232,6 +232,8 @@ TEST(GpuMachine, AFailedLaunchIsNamed) {
     if (llvm::Error error = comm.barrier(comm.world(), {"begin"})) return error;
     return train(session, 1);
   });
+  EXPECT_NE(said.find("rank 0 failed"), std::string::npos) << said;
+  EXPECT_NE(said.find("launch"), std::string::npos) << said;
   EXPECT_NE(said.find(".plan:"), std::string::npos) << said;
 }
 

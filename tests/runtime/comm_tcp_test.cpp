@@ -298,7 +298,7 @@ TEST(Launch, Environments) {
                               {"MASTER_ADDR", "node7"},
                               {"MASTER_PORT", "29500"}};
   const Variables slurm = {{"SLURM_PROCID", "5"},
-                           {"SLURM_NTASKS", "8"},
+                           {"SLURM_STEP_NUM_TASKS", "8"},
                            {"SLURM_LOCALID", "1"},
                            {"SLURM_JOB_ID", "47001"},
                            {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.7"}};
@@ -312,7 +312,7 @@ TEST(Launch, Environments) {
   };
   const LaunchCase cases[] = {
       {{}, std::nullopt, ""},
-      {{{"MASTER_ADDR", "node7"}, {"SLURM_NTASKS", "8"}}, std::nullopt, ""},
+      {{{"MASTER_ADDR", "node7"}, {"SLURM_STEP_NUM_TASKS", "8"}}, std::nullopt, ""},
       {torchrun, Launch{3, 4, 1, "node7", 29500}, ""},
       {with(torchrun, slurm), Launch{3, 4, 1, "node7", 29500}, ""},
       {with(torchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}), Launch{3, 4, 1, "node7", 29501},
@@ -325,7 +325,7 @@ TEST(Launch, Environments) {
       {without(torchrun, "LOCAL_RANK"), {}, "the environment has no LOCAL_RANK"},
       {without(torchrun, "MASTER_ADDR"), {}, "the environment has no MASTER_ADDR"},
       {without(torchrun, "MASTER_PORT"), {}, "the environment has no MASTER_PORT"},
-      {without(slurm, "SLURM_NTASKS"), {}, "the environment has no SLURM_NTASKS"},
+      {without(slurm, "SLURM_STEP_NUM_TASKS"), std::nullopt, ""},  // a job's own script
       {without(slurm, "SLURM_LAUNCH_NODE_IPADDR"),
        {},
        "the environment has no SLURM_LAUNCH_NODE_IPADDR"},
