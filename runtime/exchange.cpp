@@ -151,8 +151,7 @@ llvm::Error Exchange::prepareTransfer(const Op& op, const Grid& grid) {
 
 // Padded: the chunks are the whole tensor and zeros behind it.
 llvm::Error Exchange::stageWhole(Part& part, const Type& whole, bool isSent) {
-  auto buffer =
-      device_.allocate(part.message.count * group_.size() * bytesPerElement(whole.elem));
+  auto buffer = device_.allocate(part.message.count * group_.size() * bytesPerElement(whole.elem));
   if (!buffer) return buffer.takeError();
   (isSent ? part.sent : part.received) = *buffer;
   (isSent ? part.pack : part.unpack) = device_.prepareCopies({{0, 0, whole.bytes()}});
@@ -175,7 +174,8 @@ llvm::Error Exchange::stageBoxes(Part& part, const Type& from, const Type& to, c
     received += comes.elements();
   }
   int64_t width = bytesPerElement(from.elem);
-  for (auto [buffer, elements] : {std::pair(&part.sent, sent), std::pair(&part.received, received)}) {
+  for (auto [buffer, elements] :
+       {std::pair(&part.sent, sent), std::pair(&part.received, received)}) {
     auto memory = device_.allocate(elements * width);
     if (!memory) return memory.takeError();
     *buffer = *memory;

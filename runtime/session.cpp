@@ -360,7 +360,8 @@ llvm::Expected<Session::Pieces> Session::piecesOf(const ModelVariable& var) cons
     for (const Held& held : var.parts) {
       if (held.program != &program || held.var->tied) continue;
       Axes copies = roles_.copyAxes(held.var->type);
-      llvm::erase_if(copies, [&](const Axis& a) { return hasAxis(held.var->type.partial, a.name); });
+      llvm::erase_if(copies,
+                     [&](const Axis& a) { return hasAxis(held.var->type.partial, a.name); });
       if (there.index(copies) != 0) continue;
       RankPiece piece{rank, held.var->type, held.var->piece ? held.var->piece->first : 0};
       if (rank == comm_.rank()) {

@@ -53,17 +53,19 @@ cl::opt<long long> steps("steps", cl::init(100), cl::desc("Train up to this step
 cl::opt<std::string> deviceName("device", cl::init("cpu"), cl::desc("cpu, or cuda: a GPU a rank"),
                                 cl::value_desc("NAME"), cl::cat(category), cl::sub(runCommand),
                                 cl::sub(evalCommand), cl::sub(verifyCommand));
-cl::opt<bool> noGraph("no-graph", cl::desc("Enqueue every op of every step, instead of replaying one "
-                                           "step's graph (cuda)"),
+cl::opt<bool> noGraph("no-graph",
+                      cl::desc("Enqueue every op of every step, instead of replaying one "
+                               "step's graph (cuda)"),
                       cl::cat(category), cl::sub(runCommand));
-cl::opt<std::string> commName("comm",
-                              cl::desc("What ranks are: threads of this process (the default on "
-                                       "CPUs); mpi: processes of mpirun; tcp: processes that RANK, "
-                                       "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or Slurm, tell of; "
-                                       "nccl (the default on GPUs): any of these, with messages "
-                                       "between GPUs"),
-                              cl::value_desc("NAME"), cl::cat(category), cl::sub(runCommand),
-                              cl::sub(evalCommand), cl::sub(verifyCommand));
+cl::opt<std::string> commName(
+    "comm",
+    cl::desc("What ranks are: threads of this process (the default on "
+             "CPUs); mpi: processes of mpirun; tcp: processes that RANK, "
+             "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or Slurm, tell of; "
+             "nccl (the default on GPUs): any of these, with messages "
+             "between GPUs"),
+    cl::value_desc("NAME"), cl::cat(category), cl::sub(runCommand), cl::sub(evalCommand),
+    cl::sub(verifyCommand));
 cl::opt<int> threads(
     "threads", cl::init(0),
     cl::desc("CPU threads of each rank (all ranks together: as many as there are)"),
@@ -73,8 +75,9 @@ cl::opt<int> timeout("timeout", cl::init(60),
                               "ranks wait for the one that runs the model: 3600)"),
                      cl::value_desc("SECONDS"), cl::cat(category), cl::sub(runCommand),
                      cl::sub(evalCommand), cl::sub(verifyCommand));
-cl::opt<std::string> logPath("log", cl::desc("Write a JSON line a step: loss, ..., tokens by expert"), cl::value_desc("FILE"),
-                             cl::cat(category), cl::sub(runCommand));
+cl::opt<std::string> logPath("log",
+                             cl::desc("Write a JSON line a step: loss, ..., tokens by expert"),
+                             cl::value_desc("FILE"), cl::cat(category), cl::sub(runCommand));
 cl::opt<std::string> tracePath("trace", cl::desc("Write a Chrome/Perfetto trace of the last step"),
                                cl::value_desc("FILE"), cl::cat(category), cl::sub(runCommand));
 cl::opt<std::string> saveFolder("save", cl::desc("Save a checkpoint there when done"),
@@ -260,8 +263,9 @@ llvm::Error runOn(Rank& rank, const Planx& planx) {
   session.setRecording(!noGraph);
   if (rank.device().canRecord() && !noGraph && !session.isRecordable() && comm.rank() == 0) {
     const Op* op = session.unrecordable();
-    llvm::errs() << "planrun: note: steps are no graph: "
-                 << (op ? "'" + op->info().text.str() + "' (" + session.interpreter().placeOf(*op) + ")"
+    llvm::errs() << "planrun: note: steps run op by op, not as one graph: "
+                 << (op ? "'" + op->info().text.str() + "' (" + session.interpreter().placeOf(*op) +
+                              ")"
                         : "'exchange_rows' of another stage")
                  << " needs its counts on the host\n";
   }
@@ -286,7 +290,8 @@ llvm::Expected<Planx> openFor(Communicator* process) {
   int64_t ranks = planx->grid().ranks();
   if (process->size() != ranks)
     return failure("'" + input + "' is for " + llvm::Twine(ranks) +
-                   " ranks, and the processes are " + llvm::Twine(process->size()) + ": start as many, or compile it for another --grid");
+                   " ranks, and the processes are " + llvm::Twine(process->size()) +
+                   ": start as many, or compile it for another --grid");
   return planx;
 }
 
@@ -376,10 +381,14 @@ int main(int argc, char** argv) {
   llvm::StringRef comm = commName;
   if (comm.empty()) comm = isGpu ? "nccl" : "threads";
   if (comm != "threads" && comm != "mpi" && comm != "tcp" && comm != "nccl")
-    return fail("there is no communicator '" + commName + "'; there are: threads, mpi, tcp, nccl", kUsage);
+    return fail("there is no communicator '" + commName + "'; there are: threads, mpi, tcp, nccl",
+                kUsage);
   if ((comm == "nccl") != isGpu)
     return fail(isGpu ? "GPUs send messages by NCCL: leave --comm out, or say nccl"
-                      : "NCCL's messages go between GPUs: add --device cuda", kUsage);
+                      : "NCCL's messages go between GPUs: add --device cuda",
+                kUsage);
+  if (isGpu && threads > 0) return fail("--threads is for CPUs", kUsage);
+  if (!isGpu && noGraph) return fail("--no-graph is for --device cuda", kUsage);
   if (comm == "threads")
     if (std::string why = startedApart(); !why.empty()) return fail(why, kUsage);
   auto process = joinProcesses(comm, patience());

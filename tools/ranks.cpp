@@ -15,15 +15,17 @@ namespace {
 std::optional<int> fromEnvironment(llvm::ArrayRef<const char*> names) {
   for (const char* name : names) {
     int number = 0;
-    if (const char* text = std::getenv(name); text && !llvm::StringRef(text).getAsInteger(10, number))
+    if (const char* text = std::getenv(name);
+        text && !llvm::StringRef(text).getAsInteger(10, number))
       return number;
   }
   return std::nullopt;
 }
 
-int mpiProcesses() {
-  return fromEnvironment({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}).value_or(1);
-}
+// That something else started, as many as ranks.
+int processes() { return fromEnvironment({"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}).value_or(1); }
+
+int mpiProcesses() { return fromEnvironment({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}).value_or(1); }
 
 // Threads of one process take a GPU each, by rank. A process takes that of its place on its machine,
 // or the only one that it was given.
@@ -35,11 +37,11 @@ llvm::Expected<int> gpuFor(const Communicator& host, bool isProcess) {
   int wanted = isProcess && place ? *place : host.rank();
   if (isProcess && *count == 1) return 0;
   if (wanted < *count) return wanted;
-  return llvm::createStringError(
-      llvm::inconvertibleErrorCode(),
-      *count == 0 ? "there is no GPU here"
-                  : "there is no GPU for rank %d: it would be number %d, and this process sees %d",
-      host.rank(), wanted, *count);
+  return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                 *count == 0
+                                     ? "there is no GPU here"
+                                     : "there is no GPU %d here for it, of which there are %d",
+                                 wanted, *count);
 }
 
 Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds timeout,
@@ -56,8 +58,9 @@ Exit runThreads(llvm::StringRef tool, int64_t ranks, std::chrono::milliseconds t
     try {
       threads.emplace_back(run);
     } catch (const std::exception&) {
-      fail(tool, "this machine can't start " + llvm::Twine(ranks) + " threads, one a rank (it started " +
-                     llvm::Twine(rank) + "): use a smaller grid, or --comm mpi over several machines");
+      fail(tool, "this machine can't start " + llvm::Twine(ranks) +
+                     " threads, one a rank (it started " + llvm::Twine(rank) +
+                     "): use a smaller grid, or --comm mpi over several machines");
       std::_Exit(kNo);
     }
   }
@@ -86,23 +89,24 @@ llvm::Expected<std::unique_ptr<Communicator>> joinProcesses(llvm::StringRef comm
                                                             std::chrono::milliseconds timeout) {
   bool takesAny = comm == "nccl", isByMpi = mpiProcesses() > 1;
   if (comm == "mpi" || (takesAny && isByMpi)) return makeMpiCommunicator(timeout);
-  if (comm == "threads") return nullptr;
+  if (comm == "threads" || (takesAny && processes() < 2)) return nullptr;
   auto launch = launchedAs();
   if (!launch) return launch.takeError();
   if (*launch && (*launch)->size > 1)
     return makeTcpCommunicator((*launch)->rank, (*launch)->size, (*launch)->host, (*launch)->port,
                                timeout);
   if (takesAny) return nullptr;
-  return llvm::createStringError(llvm::inconvertibleErrorCode(),
-                                 "--comm tcp: this process was not started as one of several "
-                                 "(RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say so, or Slurm)");
+  return llvm::createStringError(
+      llvm::inconvertibleErrorCode(),
+      "--comm tcp: this process was not started as one of several "
+      "(RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say so, or Slurm)");
 }
 
 std::string startedApart() {
   bool isByMpi = mpiProcesses() > 1;
-  int processes = isByMpi ? mpiProcesses() : fromEnvironment({"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}).value_or(1);
-  if (processes < 2) return "";
-  return std::to_string(processes) +
+  int started = isByMpi ? mpiProcesses() : processes();
+  if (started < 2) return "";
+  return std::to_string(started) +
          " processes were started, and each would run all ranks: add --comm " +
          (isByMpi ? "mpi" : "tcp");
 }

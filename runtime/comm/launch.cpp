@@ -49,7 +49,9 @@ llvm::Error readRanks(const Reader& environment, const Words& words, Launch& lau
   if (!size) return size.takeError();
   llvm::Expected<int> rank = environment.number(words.rank, 0, kMostRanks);
   if (!rank) return rank.takeError();
-  llvm::Expected<int> local = environment.number(words.local, 0, kMostRanks);
+  // Who leaves it out has one rank a machine, or means the rank.
+  llvm::Expected<int> local =
+      environment.has(words.local) ? environment.number(words.local, 0, kMostRanks) : *rank;
   if (!local) return local.takeError();
   launch.size = *size, launch.rank = *rank, launch.localRank = *local;
   for (auto [name, value] : {std::pair(words.rank, *rank), std::pair(words.local, *local)})

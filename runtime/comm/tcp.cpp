@@ -6,9 +6,10 @@
 #include <cassert>
 #include <deque>
 
+#include "llvm/Support/raw_ostream.h"
 #include "runtime/comm/tcp_hub.h"
-#include "runtime/comm_text.h"
 #include "runtime/comm/wire.h"
+#include "runtime/comm_text.h"
 
 namespace planc {
 namespace {
@@ -66,6 +67,8 @@ void TcpCommunicator::lose(llvm::Error error) {
   if (!error) return;
   llvm::consumeError(std::move(error));
   failure_ = comm::isGone(0);
+  // Rank 0, which tells of errors, can't.
+  llvm::errs() << "planrun: rank " + std::to_string(rank()) + ": " + failure_ + "\n";
 }
 
 Group& TcpCommunicator::group(llvm::ArrayRef<int> members) {

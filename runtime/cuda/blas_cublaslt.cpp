@@ -7,20 +7,20 @@
 #include "runtime/cuda/cublaslt.h"
 #include "runtime/cuda/library.h"
 
-#define CALLS(CALL) \
-  CALL(cublasLtCreate) \
-  CALL(cublasLtDestroy) \
-  CALL(cublasLtGetStatusString) \
-  CALL(cublasLtMatmul) \
-  CALL(cublasLtMatmulAlgoGetHeuristic) \
-  CALL(cublasLtMatmulDescCreate) \
-  CALL(cublasLtMatmulDescDestroy) \
-  CALL(cublasLtMatmulDescSetAttribute) \
-  CALL(cublasLtMatmulPreferenceCreate) \
-  CALL(cublasLtMatmulPreferenceDestroy) \
+#define CALLS(CALL)                          \
+  CALL(cublasLtCreate)                       \
+  CALL(cublasLtDestroy)                      \
+  CALL(cublasLtGetStatusString)              \
+  CALL(cublasLtMatmul)                       \
+  CALL(cublasLtMatmulAlgoGetHeuristic)       \
+  CALL(cublasLtMatmulDescCreate)             \
+  CALL(cublasLtMatmulDescDestroy)            \
+  CALL(cublasLtMatmulDescSetAttribute)       \
+  CALL(cublasLtMatmulPreferenceCreate)       \
+  CALL(cublasLtMatmulPreferenceDestroy)      \
   CALL(cublasLtMatmulPreferenceSetAttribute) \
-  CALL(cublasLtMatrixLayoutCreate) \
-  CALL(cublasLtMatrixLayoutDestroy) \
+  CALL(cublasLtMatrixLayoutCreate)           \
+  CALL(cublasLtMatrixLayoutDestroy)          \
   CALL(cublasLtMatrixLayoutSetAttribute)
 
 namespace planc::cuda {
@@ -35,8 +35,8 @@ llvm::Error load() {
   static std::once_flag once;
   static std::string failure;
   std::call_once(once, [] {
-    failure = llvm::toString(
-        loadLibrary("libcublasLt.so." PLANC_CUBLAS_VERSION, {CALLS(PLANC_ENTRY)}));
+    failure =
+        llvm::toString(loadLibrary("libcublasLt.so." PLANC_CUBLAS_VERSION, {CALLS(PLANC_ENTRY)}));
   });
   if (failure.empty()) return llvm::Error::success();
   return llvm::createStringError(llvm::inconvertibleErrorCode(), "%s", failure.c_str());
@@ -109,7 +109,7 @@ class Calls {
 void makeLayout(Calls& calls, Layout& layout, Elem elem, int64_t rows, int64_t columns, int64_t ld,
                 int64_t batch, int64_t stride) {
   calls("a layout", api.cublasLtMatrixLayoutCreate(layout.out(), typeOf(elem), uint64_t(rows),
-                                               uint64_t(columns), ld));
+                                                   uint64_t(columns), ld));
   if (!calls.isGood() || batch == 1) return;
   calls.set(api.cublasLtMatrixLayoutSetAttribute, cublasLtMatrixLayout_t(layout),
             CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, int32_t(batch));
@@ -150,8 +150,8 @@ llvm::Expected<std::unique_ptr<MatmulPlan>> CublasLt::plan(const MatmulShape& s,
   Calls calls;
   calls("an operation",
         api.cublasLtMatmulDescCreate(made->operation.out(),
-                                 made->isDouble ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                                 made->isDouble ? CUDA_R_64F : CUDA_R_32F));
+                                     made->isDouble ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                     made->isDouble ? CUDA_R_64F : CUDA_R_32F));
   if (calls.isGood()) {
     cublasLtMatmulDesc_t operation = made->operation;
     calls.set(api.cublasLtMatmulDescSetAttribute, operation, CUBLASLT_MATMUL_DESC_TRANSA,
@@ -181,8 +181,8 @@ llvm::Expected<std::unique_ptr<MatmulPlan>> CublasLt::plan(const MatmulShape& s,
   cublasLtMatmulHeuristicResult_t best = {};
   int found = 0;
   calls("looking for an algorithm",
-        api.cublasLtMatmulAlgoGetHeuristic(handle_, made->operation, made->a, made->b, made->d, made->d,
-                                       preference, 1, &best, &found));
+        api.cublasLtMatmulAlgoGetHeuristic(handle_, made->operation, made->a, made->b, made->d,
+                                           made->d, preference, 1, &best, &found));
   if (!calls.isGood()) return error(calls.text() + " (" + sizes(s) + ")");
   if (found == 0) return error("cuBLASLt has no algorithm for a product of " + sizes(s));
   made->algorithm = best.algo;
@@ -197,8 +197,9 @@ cublasStatus_t CublasLt::run(cudaStream_t stream, const MatmulPlan& which, const
   float oneFloat = 1, betaFloat = float(beta);
   const void* alphaAt = plan.isDouble ? static_cast<const void*>(&one) : &oneFloat;
   const void* betaAt = plan.isDouble ? static_cast<const void*>(&beta) : &betaFloat;
-  return api.cublasLtMatmul(handle_, plan.operation, alphaAt, a, plan.a, b, plan.b, betaAt, d, plan.d,
-                        d, plan.d, &plan.algorithm, workspace, plan.workspaceBytes, stream);
+  return api.cublasLtMatmul(handle_, plan.operation, alphaAt, a, plan.a, b, plan.b, betaAt, d,
+                            plan.d, d, plan.d, &plan.algorithm, workspace, plan.workspaceBytes,
+                            stream);
 }
 
 }  // namespace planc::cuda

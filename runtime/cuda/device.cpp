@@ -20,7 +20,7 @@ Maker makerOf(const Op& op) {
     case OpKind::Const:
     case OpKind::Fused:
       return prepareElementwise;
-#define MAKER(Kind) \
+#define MAKER(Kind)  \
   case OpKind::Kind: \
     return prepare##Kind;
       MAKER(Sum)
@@ -121,12 +121,16 @@ llvm::Expected<std::unique_ptr<CudaDevice>> CudaDevice::create(std::unique_ptr<D
 llvm::Expected<std::byte*> CudaDevice::allocateArena(int64_t bytes) {
   arenaBytes_ = std::max<int64_t>(bytes, 1);
   auto memory = gpu_->allocate(arenaBytes_);
-  if (!memory)
-    return llvm::createStringError(
-        llvm::inconvertibleErrorCode(),
-        gpu_->name() + " has no room for an arena of " + llvm::Twine(arenaBytes_) + " bytes (" +
-            llvm::Twine(gpu_->freeBytes()) + " are free): " + llvm::toString(memory.takeError()));
+  if (!memory) return noRoom("an arena", arenaBytes_, memory.takeError());
   return arena_ = *memory;
+}
+
+llvm::Error CudaDevice::noRoom(llvm::StringRef what, int64_t bytes, llvm::Error why) {
+  llvm::consumeError(std::move(why));  // says no more
+  return llvm::createStringError(llvm::inconvertibleErrorCode(),
+                                 gpu_->name() + " has no room for " + what + " of " +
+                                     llvm::Twine(bytes) +
+                                     " bytes: " + llvm::Twine(gpu_->freeBytes()) + " are free");
 }
 
 void CudaDevice::copy(void* to, const void* from, int64_t bytes) {
@@ -259,7 +263,8 @@ llvm::Expected<std::unique_ptr<planc::Kernel>> CudaDevice::prepare(const Op& op)
 llvm::Error CudaDevice::finishPreparing() {
   if (shared_->workspaceBytes_ <= shared_->workspaceRoom_) return llvm::Error::success();
   auto memory = gpu_->allocate(shared_->workspaceBytes_);
-  if (!memory) return memory.takeError();
+  if (!memory)
+    return noRoom("what its kernels work in", shared_->workspaceBytes_, memory.takeError());
   shared_->workspace_ = *memory;
   shared_->workspaceRoom_ = shared_->workspaceBytes_;
   return llvm::Error::success();
@@ -272,7 +277,8 @@ void CudaDevice::at(const Op& op, llvm::StringRef place) {
 }
 
 void CudaDevice::beginRecording() {
-  if (llvm::Error error = finish()) llvm::consumeError(std::move(error));  // `endRecording` tells it
+  if (llvm::Error error = finish())
+    llvm::consumeError(std::move(error));  // `endRecording` tells it
   if (watch_) watch_->restart(true);
   isRecording_ = true;
   gpu_->beginGraph(stream_);

@@ -65,6 +65,7 @@ class CudaDevice : public Device {
   // A piece of pinned memory that no copy on the way uses.
   std::byte* stage(int64_t bytes);
   void keep(llvm::Error error);
+  llvm::Error noRoom(llvm::StringRef what, int64_t bytes, llvm::Error why);
 
   std::unique_ptr<Driver> gpu_;
   Stream stream_;

@@ -77,8 +77,7 @@ class CudaDriver : public Driver {
               double beta, void* workspace) override {
     if (!failure_.empty()) return;
     cublasStatus_t status = blas_->run(raw(stream), plan, a, b, d, beta, workspace);
-    if (status != CUBLAS_STATUS_SUCCESS)
-      keep("cublasLtMatmul: " + blas_->text(status));
+    if (status != CUBLAS_STATUS_SUCCESS) keep("cublasLtMatmul: " + blas_->text(status));
   }
 
   // Of this thread only: other ranks may be threads of this process.
@@ -129,9 +128,9 @@ llvm::Expected<std::unique_ptr<Driver>> CudaDriver::open(int index) {
   auto count = countGpus();
   if (!count) return count.takeError();
   if (index < 0 || index >= *count)
-    return llvm::createStringError(llvm::inconvertibleErrorCode(),
-                                   "there is no GPU " + llvm::Twine(index) +
-                                       ": this process sees " + llvm::Twine(*count));
+    return llvm::createStringError(
+        llvm::inconvertibleErrorCode(),
+        "there is no GPU " + llvm::Twine(index) + ": this process sees " + llvm::Twine(*count));
   std::unique_ptr<CudaDriver> made(new CudaDriver(index));
   if (cudaError_t code = cudaSetDevice(index); code != cudaSuccess)
     return failed("GPU " + llvm::Twine(index) + " can't be used", code);
@@ -192,8 +191,8 @@ llvm::Expected<std::byte*> CudaDriver::allocateHost(int64_t bytes) {
 
 Stream CudaDriver::makeStream(bool urgent) {
   cudaStream_t stream = nullptr;
-  check("cudaStreamCreate", cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
-                                                         urgent ? mostUrgent_ : 0));
+  check("cudaStreamCreate",
+        cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? mostUrgent_ : 0));
   streams_.push_back(stream);
   return reinterpret_cast<Stream>(stream);
 }
@@ -211,15 +210,16 @@ void CudaDriver::launch(Stream stream, const KernelInfo& kernel, const LaunchSha
   if (shape.sharedBytes > kSharedByDefault) {
     uint32_t& allowed = shared_[kernel.entry];
     if (allowed < shape.sharedBytes) {
-      check(kernel.name, cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              int(shape.sharedBytes)));
+      check(kernel.name,
+            cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 int(shape.sharedBytes)));
       allowed = shape.sharedBytes;
     }
   }
   void* parameters[] = {const_cast<void*>(args)};
-  check(kernel.name, cudaLaunchKernel(kernel.entry, dim3(shape.x, shape.y, shape.z),
-                                      dim3(shape.threads), parameters, shape.sharedBytes,
-                                      raw(stream)));
+  check(kernel.name,
+        cudaLaunchKernel(kernel.entry, dim3(shape.x, shape.y, shape.z), dim3(shape.threads),
+                         parameters, shape.sharedBytes, raw(stream)));
 }
 
 llvm::Expected<Graph> CudaDriver::endGraph(Stream stream) {

@@ -46,7 +46,7 @@ class GpuGroup : public Group {
 
 struct Slot {
   bool isUsed = false;
-  Ticket host{-1};       // of a message in host memory
+  Ticket host{-1};  // of a message in host memory
   Event ready = nullptr, complete = nullptr;
 };
 
@@ -240,8 +240,7 @@ Ticket NcclCommunicator::begin(Group& group, const Message& message, const Site&
     slot.ready = gpu.makeEvent();
     slot.complete = gpu.makeEvent();
   }
-  if (group.size() > 1 && mine.stream == nullptr)
-    failIn(site, "its ranks' GPUs are not connected");
+  if (group.size() > 1 && mine.stream == nullptr) failIn(site, "its ranks' GPUs are not connected");
   if (!failure_.empty()) return {index};  // `wait` says it
   gpu.at(comm::describe(site));
   Stream stream = group.size() > 1 ? mine.stream : device_.compute();

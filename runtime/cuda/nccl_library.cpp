@@ -2,8 +2,8 @@
 // here, with a time-out, so that a rank that never comes is an error and no hang.
 #include <nccl.h>
 
-#include <cstdlib>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <future>
 #include <mutex>
@@ -14,24 +14,24 @@
 #include "runtime/cuda/gpu.h"
 #include "runtime/cuda/library.h"
 
-#define CALLS(CALL) \
-  CALL(ncclAllGather) \
-  CALL(ncclAllReduce) \
-  CALL(ncclBroadcast) \
-  CALL(ncclCommAbort) \
-  CALL(ncclCommDestroy) \
-  CALL(ncclCommFinalize) \
-  CALL(ncclCommGetAsyncError) \
+#define CALLS(CALL)            \
+  CALL(ncclAllGather)          \
+  CALL(ncclAllReduce)          \
+  CALL(ncclBroadcast)          \
+  CALL(ncclCommAbort)          \
+  CALL(ncclCommDestroy)        \
+  CALL(ncclCommFinalize)       \
+  CALL(ncclCommGetAsyncError)  \
   CALL(ncclCommInitRankConfig) \
-  CALL(ncclCommRegister) \
-  CALL(ncclCommSplit) \
-  CALL(ncclGetErrorString) \
-  CALL(ncclGetLastError) \
-  CALL(ncclGetUniqueId) \
-  CALL(ncclGroupEnd) \
-  CALL(ncclGroupStart) \
-  CALL(ncclRecv) \
-  CALL(ncclReduceScatter) \
+  CALL(ncclCommRegister)       \
+  CALL(ncclCommSplit)          \
+  CALL(ncclGetErrorString)     \
+  CALL(ncclGetLastError)       \
+  CALL(ncclGetUniqueId)        \
+  CALL(ncclGroupEnd)           \
+  CALL(ncclGroupStart)         \
+  CALL(ncclRecv)               \
+  CALL(ncclReduceScatter)      \
   CALL(ncclSend)
 
 namespace planc::cuda {
@@ -117,8 +117,8 @@ class NcclMessenger : public Messenger {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm_t& made = all_.emplace_back(nullptr);
-    ncclResult_t code =
-        api.ncclCommSplit(raw(of), colour == kNone ? NCCL_SPLIT_NOCOLOR : colour, key, &made, &config);
+    ncclResult_t code = api.ncclCommSplit(raw(of), colour == kNone ? NCCL_SPLIT_NOCOLOR : colour,
+                                          key, &made, &config);
     return connected("making a group", code, raw(of), made);
   }
 
@@ -136,14 +136,14 @@ class NcclMessenger : public Messenger {
                  Reduce reduce, Stream stream) override {
     check("all-reduce",
           api.ncclAllReduce(send, recv, size_t(count), typeOf(elem), opOf(reduce), raw(clique),
-                        raw(stream)),
+                            raw(stream)),
           raw(clique));
   }
   void reduceScatter(Clique clique, const void* send, void* recv, int64_t recvCount, Elem elem,
                      Reduce reduce, Stream stream) override {
     check("reduce-scatter",
-          api.ncclReduceScatter(send, recv, size_t(recvCount), typeOf(elem), opOf(reduce), raw(clique),
-                            raw(stream)),
+          api.ncclReduceScatter(send, recv, size_t(recvCount), typeOf(elem), opOf(reduce),
+                                raw(clique), raw(stream)),
           raw(clique));
   }
   void allGather(Clique clique, const void* send, void* recv, int64_t sendCount, Elem elem,
@@ -156,17 +156,18 @@ class NcclMessenger : public Messenger {
                  Stream stream) override {
     check("broadcast",
           api.ncclBroadcast(buffer, buffer, size_t(count), typeOf(elem), root, raw(clique),
-                        raw(stream)),
+                            raw(stream)),
           raw(clique));
   }
   void send(Clique clique, const void* buffer, int64_t count, Elem elem, int to,
             Stream stream) override {
-    check("send",
-          api.ncclSend(buffer, size_t(count), typeOf(elem), to, raw(clique), raw(stream)), raw(clique));
+    check("send", api.ncclSend(buffer, size_t(count), typeOf(elem), to, raw(clique), raw(stream)),
+          raw(clique));
   }
   void receive(Clique clique, void* buffer, int64_t count, Elem elem, int from,
                Stream stream) override {
-    check("receive", api.ncclRecv(buffer, size_t(count), typeOf(elem), from, raw(clique), raw(stream)),
+    check("receive",
+          api.ncclRecv(buffer, size_t(count), typeOf(elem), from, raw(clique), raw(stream)),
           raw(clique));
   }
 
@@ -230,7 +231,7 @@ class NcclMessenger : public Messenger {
 
   // `made` stays where it is: NCCL may still write to it.
   llvm::Expected<Clique> connected(const std::string& what, ncclResult_t code, ncclComm_t waits,
-                               ncclComm_t& made) {
+                                   ncclComm_t& made) {
     code = settle(waits, code, kToConnect);
     if (code == ncclSuccess && made != nullptr && made != waits)
       code = settle(made, ncclInProgress, kToConnect);

@@ -89,9 +89,10 @@ std::string stateAfter(const Module& program, int64_t steps, bool records) {
 
 // Two layers, or more, on all axes that need no counts on the host; dropout, so that the step counts.
 std::unique_ptr<Module> plan(int layers = 2, const std::string& more = "microbatches 2\n") {
-  Compiled made = compilePlanOn(planOf("dense(layers = " + std::to_string(layers) + ", vocab = 256, rate = 0.1)",
-                                       "grid data 2, tensor 2\n" + kSequence + kAdamW + more),
-                                true);
+  Compiled made = compilePlanOn(
+      planOf("dense(layers = " + std::to_string(layers) + ", vocab = 256, rate = 0.1)",
+             "grid data 2, tensor 2\n" + kSequence + kAdamW + more),
+      true);
   return std::move(made.program);
 }
 
@@ -243,7 +244,8 @@ TEST(GpuMachine, AnArenaThatDoesNotFitSaysHowMuch) {
   Machine machine;
   cuda::fake::options().bytes = 9 << 20;
   program->arenaBytes = 64 << 20;
-  std::string said = onGpus(*program, [](Session&, Communicator&) { return llvm::Error::success(); });
+  std::string said =
+      onGpus(*program, [](Session&, Communicator&) { return llvm::Error::success(); });
   EXPECT_NE(said.find("has no room for an arena of 67108864 bytes"), std::string::npos) << said;
 }
 

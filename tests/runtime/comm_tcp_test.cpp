@@ -322,7 +322,6 @@ TEST(Launch, Environments) {
        ""},
       {without(torchrun, "RANK"), {}, "the environment has no RANK"},
       {without(torchrun, "WORLD_SIZE"), {}, "the environment has no WORLD_SIZE"},
-      {without(torchrun, "LOCAL_RANK"), {}, "the environment has no LOCAL_RANK"},
       {without(torchrun, "MASTER_ADDR"), {}, "the environment has no MASTER_ADDR"},
       {without(torchrun, "MASTER_PORT"), {}, "the environment has no MASTER_PORT"},
       {without(slurm, "SLURM_STEP_NUM_TASKS"), std::nullopt, ""},  // a job's own script
