@@ -37,7 +37,8 @@ if(CUDA_MISSING)
 endif()
 
 set(CMAKE_CUDA_COMPILER ${NVCC})
-set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+set(PLANC_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "What kernels are compiled for")
+set(CMAKE_CUDA_ARCHITECTURES ${PLANC_CUDA_ARCHITECTURES})
 enable_language(CUDA)
 # CMake 3.25 does not know that nvcc 12 and later have C++20.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)

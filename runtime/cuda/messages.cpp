@@ -269,8 +269,8 @@ void NcclCommunicator::enqueue(GpuGroup& group, const Message& m) {
   Reduce reduce = m.reduction == Reduction::Max ? Reduce::Max : Reduce::Sum;
   int64_t width = bytesPerElement(m.elem);
   if (group.size() == 1) {
-    if (m.send != m.recv && m.send && m.recv && m.count > 0)
-      device_.copy(m.recv, m.send, m.count * width);
+    int64_t count = m.sendCounts.empty() ? m.count : m.sendCounts.front();
+    if (m.send != m.recv && m.send && m.recv) device_.copy(m.recv, m.send, count * width);
     return;
   }
   switch (m.kind) {
