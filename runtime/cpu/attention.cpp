@@ -11,33 +11,12 @@
 // none of another's: these are parts with loops of their own. Tested by tests/runtime/kernels_test.cpp,
 // split_kernels_test.cpp and ring_test.cpp there.
 #include "runtime/cpu/attention.h"
+#include "runtime/places.h"
 
 #include <array>
 
 namespace planc::cpu {
 namespace {
-
-// Key heads [kv, kv + kvs) of this rank, each read by `group` heads, the first one's being from `head`
-// on.
-struct Heads {
-  int64_t kv, kvs, head, group;
-};
-
-// This rank's key heads with the heads that read them: head h of all reads key head
-// h / (heads / key heads) of all.
-llvm::SmallVector<Heads, 3> headsOf(const Dim& head, const Dim& kv, const Coordinates& rank) {
-  llvm::SmallVector<Heads, 3> runs;
-  int64_t sharing = head.all() / kv.all(), first = rank.offset(head);
-  auto begin = [&](int64_t kvHead) {
-    return std::clamp<int64_t>((rank.offset(kv) + kvHead) * sharing - first, 0, head.size);
-  };
-  for (int64_t k = 0; k < kv.size; ++k) {
-    int64_t group = begin(k + 1) - begin(k);
-    if (!runs.empty() && runs.back().group == group) ++runs.back().kvs;
-    else runs.push_back({k, 1, begin(k), group});
-  }
-  return runs;
-}
 
 // Blocks of queries: each in one segment; what is padding is one block.
 std::vector<QueryBlock> blocksOfQueries(const Dim& seq, const Coordinates& rank) {

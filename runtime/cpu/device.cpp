@@ -9,7 +9,6 @@
 namespace planc {
 namespace {
 
-using cpu::KernelOr;
 using cpu::Shared;
 using Maker = KernelOr (*)(const Op& op, Shared& shared);
 

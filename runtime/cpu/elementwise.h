@@ -12,7 +12,7 @@ struct Program : Chain {
   bool isDouble = false;
 
   explicit Program(const Op& op, Chain chain = {})
-      : Chain(std::move(chain)), accumulate(op), isDouble(cpu::isDouble(op)) {}
+      : Chain(std::move(chain)), accumulate(op), isDouble(planc::isDouble(op)) {}
 };
 
 std::unique_ptr<Kernel> makeProgram(Program program, Shared& shared);

@@ -13,13 +13,9 @@
 #include "runtime/cpu/convert.h"
 #include "runtime/layout.h"
 #include "runtime/cpu/pool.h"
-#include "runtime/device.h"
+#include "runtime/kernel_parts.h"
 
 namespace planc::cpu {
-
-using Operands = const void* const*;
-using Results = void* const*;
-using KernelOr = llvm::Expected<std::unique_ptr<Kernel>>;
 
 // What kernels of one device share.
 struct Shared {
@@ -34,30 +30,9 @@ struct Shared {
   std::tuple<Angles<float>, Angles<double>> angles;
 };
 
-// A kernel from a callable (context, operands, results).
-template <class F>
-std::unique_ptr<Kernel> makeKernel(F run) {
-  struct Made : Kernel {
-    explicit Made(F f) : body(std::move(f)) {}
-    void run(const RunContext& context, Operands operands, Results results) override {
-      body(context, operands, results);
-    }
-    F body;
-  };
-  return std::make_unique<Made>(std::move(run));
-}
-
 inline llvm::Error unsupported(const Op& op, const llvm::Twine& what) {
   return llvm::createStringError(llvm::inconvertibleErrorCode(),
                                  "the cpu device cannot run '" + op.info().text + "': " + what);
-}
-
-// Integers, which only a `sum` moves, go through double: it holds all of them.
-inline bool isDouble(const Op& op) {
-  if (op.kind == OpKind::Sum && op.operand(0)->type.elem == Elem::I32) return true;
-  auto isF64 = [](const Value* value) { return value->type.elem == Elem::F64; };
-  return llvm::any_of(op.operands(), isF64) || llvm::any_of(op.results(), isF64) ||
-         (op.var != nullptr && op.var->type.elem == Elem::F64);
 }
 
 // Calls make(T()) with the type that the op's kernel computes in.
@@ -65,15 +40,6 @@ template <class F>
 KernelOr withCompute(const Op& op, F&& make) {
   return isDouble(op) ? make(double()) : make(float());
 }
-
-// Whether a kernel adds to what its result holds, or overwrites it.
-struct Accumulate {
-  explicit Accumulate(const Op& op) : adds(op.var != nullptr), first(op.isFlag("first")) {}
-  bool addsIn(const RunContext& context) const {
-    return adds && !(first && context.microbatch == 0);
-  }
-  bool adds, first;
-};
 
 // Rows of about this many elements in all make a task worth handing to a thread.
 inline constexpr int64_t kTaskElements = 8192;

@@ -4,18 +4,10 @@
 #include <cmath>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/places.h"
 
 namespace planc::cpu {
 namespace {
-
-// The positions in the order in which they lie; padding is at 0.
-std::vector<int64_t> positionsOf(const Dim& seq, const Coordinates& rank) {
-  std::vector<int64_t> positions(size_t(seq.size), 0);
-  for (const Segment& segment : rank.segments(seq))
-    for (int64_t i = 0; i < segment.count; ++i)
-      positions[size_t(segment.at + i)] = segment.first + i;
-  return positions;
-}
 
 // For each position `width / 2` cosines, then as many sines.
 template <class T>

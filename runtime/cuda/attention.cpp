@@ -9,6 +9,7 @@
 
 #include "runtime/cuda/ops.h"
 #include "runtime/layout.h"
+#include "runtime/places.h"
 
 namespace planc::cuda {
 namespace {
@@ -52,28 +53,6 @@ int64_t countOf(llvm::ArrayRef<Loop> loops) {
   int64_t count = 1;
   for (const Loop& loop : loops) count *= loop.size;
   return count;
-}
-
-// Key heads [kv, kv + kvs) of this rank, each read by `group` heads, the first one's being from
-// `head` on.
-struct Heads {
-  int64_t kv, kvs, head, group;
-};
-
-// This rank's key heads with the heads that read them: head h of all reads key head
-// h / (heads / key heads) of all.
-llvm::SmallVector<Heads, 3> headsOf(const Dim& head, const Dim& kv, const Coordinates& rank) {
-  llvm::SmallVector<Heads, 3> runs;
-  int64_t sharing = head.all() / kv.all(), first = rank.offset(head);
-  auto begin = [&](int64_t kvHead) {
-    return std::clamp<int64_t>((rank.offset(kv) + kvHead) * sharing - first, 0, head.size);
-  };
-  for (int64_t k = 0; k < kv.size; ++k) {
-    int64_t group = begin(k + 1) - begin(k);
-    if (!runs.empty() && runs.back().group == group) ++runs.back().kvs;
-    else runs.push_back({k, 1, begin(k), group});
-  }
-  return runs;
 }
 
 class Attention {

@@ -58,7 +58,7 @@ RaggedDim findRagged(llvm::ArrayRef<Type> types, const Type& offsets) {
 
 Product::Product(const Op& op)
     : types{op.operand(0)->type, op.operand(1)->type, resultType(op)},
-      isDouble(cuda::isDouble(op)),
+      isDouble(planc::isDouble(op)),
       accumulate(op) {
   if (op.operands().size() == 3) ragged = findRagged(types, op.operand(2)->type);
   if (ragged.isOfB) {

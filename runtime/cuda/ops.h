@@ -14,13 +14,9 @@
 #include "llvm/ADT/Twine.h"
 #include "llvm/Support/Error.h"
 #include "runtime/cuda/gpu.h"
-#include "runtime/device.h"
+#include "runtime/kernel_parts.h"
 
 namespace planc::cuda {
-
-using Operands = const void* const*;
-using Results = void* const*;
-using KernelOr = llvm::Expected<std::unique_ptr<planc::Kernel>>;
 
 // cuBLASLt's, in bytes.
 inline constexpr int64_t kBlasWorkspace = 32 << 20;
@@ -71,40 +67,10 @@ class Shared {
   std::byte* workspace_ = nullptr;
 };
 
-// A kernel from a callable (context, operands, results).
-template <class F>
-std::unique_ptr<planc::Kernel> makeKernel(F run) {
-  struct Made : planc::Kernel {
-    explicit Made(F f) : body(std::move(f)) {}
-    void run(const RunContext& context, Operands operands, Results results) override {
-      body(context, operands, results);
-    }
-    F body;
-  };
-  return std::make_unique<Made>(std::move(run));
-}
-
 inline llvm::Error unsupported(const Op& op, const llvm::Twine& what) {
   return llvm::createStringError(llvm::inconvertibleErrorCode(),
                                  "the cuda device cannot run '" + op.info().text + "': " + what);
 }
-
-// Integers, which only a `sum` moves, go through double: it holds all of them.
-inline bool isDouble(const Op& op) {
-  if (op.kind == OpKind::Sum && op.operand(0)->type.elem == Elem::I32) return true;
-  auto isF64 = [](const Value* value) { return value->type.elem == Elem::F64; };
-  return llvm::any_of(op.operands(), isF64) || llvm::any_of(op.results(), isF64) ||
-         (op.var != nullptr && op.var->type.elem == Elem::F64);
-}
-
-// Whether a kernel adds to what its result holds, or overwrites it.
-struct Accumulate {
-  explicit Accumulate(const Op& op) : adds(op.var != nullptr), first(op.isFlag("first")) {}
-  bool addsIn(const RunContext& context) const {
-    return adds && !(first && context.microbatch == 0);
-  }
-  bool adds, first;
-};
 
 inline ConstRef refTo(const void* data, const Type& type) { return {data, type.elem}; }
 inline Ref refTo(void* data, const Type& type) { return {data, type.elem}; }

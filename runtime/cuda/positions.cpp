@@ -6,20 +6,12 @@
 
 #include "runtime/cuda/ops.h"
 #include "runtime/layout.h"
+#include "runtime/places.h"
 #include "runtime/random.h"
 #include "runtime/whole_index.h"
 
 namespace planc::cuda {
 namespace {
-
-// The positions in the order in which they lie; padding is at 0.
-std::vector<int64_t> positionsOf(const Dim& seq, const Coordinates& rank) {
-  std::vector<int64_t> positions(size_t(seq.size), 0);
-  for (const Segment& segment : rank.segments(seq))
-    for (int64_t i = 0; i < segment.count; ++i)
-      positions[size_t(segment.at + i)] = segment.first + i;
-  return positions;
-}
 
 // For each position `width / 2` cosines, then as many sines.
 template <class T>
