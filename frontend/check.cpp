@@ -383,7 +383,34 @@ bool checkFiles(const std::vector<std::unique_ptr<ast::File>>& files, const Comp
   return diags.errors() == before;
 }
 
+Cluster clusterOf(const ast::Cluster& declared, const Scope& scope) {
+  Cluster cluster;
+  cluster.name = declared.name.text;
+  if (declared.levels.empty()) return {};
+  cluster.device = declared.levels.front().of.text;
+  auto set = [&](Attrs& figures, llvm::StringRef key, const ast::Quantity& value) {
+    for (const Unit& unit : kUnits)
+      if (unit.name == value.unit) figures.set(key, value.value * unit.factor);
+  };
+  if (auto device = scope.devices.find(cluster.device); device != scope.devices.end())
+    for (const auto& entry : device->second->entries)
+      set(cluster.figures, entry.key.text == "compute" ? entry.element.text : entry.key.text,
+          entry.value);
+  for (const auto& level : declared.levels) {
+    ClusterLevel& made = cluster.levels.emplace_back();
+    made.name = level.name.text;
+    made.count = std::max<int64_t>(1, int64_t(level.count.value));
+    for (const auto& entry : level.entries) set(made.figures, entry.key.text, entry.value);
+  }
+  return cluster;
+}
+
 const ast::Plan* choosePlan(const Scope& scope, const CompileOptions& options, Diagnostics& diags) {
+  if (!options.cluster.empty() && scope.clusters.count(options.cluster) == 0) {
+    suggestFrom(diags.report(Loc{}, Diag::UnknownCluster, options.cluster), options.cluster,
+                keysOf(scope.clusters), "cluster");
+    return nullptr;
+  }
   std::vector<std::string> names;
   for (const ast::Plan* plan : scope.ownPlans) names.push_back(plan->name.text);
   if (!options.plan.empty()) {

@@ -97,6 +97,8 @@ struct PlanSettings {
   std::vector<Split> splits;
   std::vector<Shard> shards;
   Pipeline pipeline;
+  Cluster cluster;
+  std::vector<Within> places;
 };
 
 // Fills `scope` and checks all declarations: duplicates, units, devices, clusters, parameters,
@@ -118,6 +120,9 @@ bool checkPlan(const ast::Plan& plan, const Scope& scope, const DimMap& dims, bo
 // The builtin functions' names (docs/language.md lists them), sorted: for suggestions and
 // `recompute`.
 llvm::ArrayRef<llvm::StringRef> builtinNames();
+
+// A cluster that checkFiles found no error in, of a device of the scope.
+Cluster clusterOf(const ast::Cluster& cluster, const Scope& scope);
 
 // A quantity in base units: bytes, bytes/s, seconds, operations/s, or a plain number.
 enum class UnitKind { None, Bytes, BytesPerSecond, Seconds, OpsPerSecond };

@@ -43,7 +43,7 @@ PlanChecker::PlanChecker(const ast::Plan& plan, const Scope& scope, const DimMap
       options_(options),
       settings_(settings),
       diags_(diags) {
-  auto at = scope.clusters.find(plan.cluster.text);
+  auto at = scope.clusters.find(options.cluster.empty() ? plan.cluster.text : options.cluster);
   cluster_ = at == scope.clusters.end() ? nullptr : at->second;
 }
 
@@ -57,13 +57,25 @@ void PlanChecker::run() {
   for (const ast::PlanStmt& stmt : plan_.body)
     if (auto* grid = std::get_if<ast::Grid>(&stmt.node)) readGrid(*grid, stmt.loc);
   overrideGrid();
+  llvm::stable_sort(settings_.grid, [&](const PlanAxis& a, const PlanAxis& b) {
+    const Words& order = options_.order;
+    return llvm::find(order, a.name) < llvm::find(order, b.name);
+  });
+  if (cluster_ != nullptr) settings_.cluster = clusterOf(*cluster_, scope_);
   checkRanks();
   cutAxes();
   for (const ast::PlanStmt& stmt : plan_.body)
     std::visit([&](const auto& node) { check(node, stmt.loc); }, stmt.node);
+  change(options_.changes);
   if (settings_.ranks > kMaxRanks) return;
   checkCuts();
   checkPipeline();
+}
+
+void PlanChecker::change(const PlanChanges& changes) {
+  if (changes.microbatches > 0) settings_.microbatches = changes.microbatches;
+  if (changes.recompute) settings_.recompute = *changes.recompute;
+  if (!changes.shards.empty()) settings_.shards = changes.shards;
 }
 
 // ---- The grid
@@ -233,6 +245,14 @@ void PlanChecker::check(const ast::Place& place, Loc) {
     names.push_back(quoted(name.text) + (axis->isFromOption ? " by --grid" : ""));
   }
   size_t levels = findLevel(place.level, "place");
+  if (levels > 0 && !axes.empty()) {
+    Within& made = settings_.places.emplace_back();
+    for (const PlanAxis* axis : axes)
+      if (axis->size > 1) made.axes.push_back(axis->name);
+    made.level = place.level.text;
+    made.loc = place.axes.front().loc;
+    if (made.axes.empty()) settings_.places.pop_back();
+  }
   if (levels == 0 || product <= devicesWithin(levels)) return;
   diags_
       .report(place.axes.front().loc, Diag::PlaceTooLarge, llvm::join(names, " x "),

@@ -70,6 +70,7 @@ class PlanChecker {
   };
 
   // The grid, shards, places (check_plan.cpp).
+  void change(const PlanChanges& changes);
   void readGrid(const ast::Grid& grid, Loc loc);
   void overrideGrid();
   void checkRanks();

@@ -35,6 +35,8 @@ static void setPlan(Module& module, const PlanSettings& settings) {
   module.splits = settings.splits;
   module.shards = settings.shards;
   module.pipeline = settings.pipeline;
+  module.cluster = settings.cluster;
+  module.places = settings.places;
 }
 
 // Reports every error of a plan and its model. Null when there is one.

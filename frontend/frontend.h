@@ -18,10 +18,21 @@ namespace ast {
 struct File;
 }
 
+// A plan otherwise than it is written, as if its statements said so: what `planc explain` tries.
+struct PlanChanges {
+  int64_t microbatches = 0;        // 0: as written
+  std::optional<Words> recompute;  // as PlanSettings has it
+  std::vector<Shard> shards;       // instead of the plan's, if there are any
+};
+
 struct CompileOptions {
-  std::string plan;  // which plan; empty: the only one
+  std::string plan;     // which plan; empty: the only one
+  std::string cluster;  // instead of the plan's: one of the files or of the library
   // -D name=value: overrides of parameters; --grid data=2: of axes.
   std::vector<std::pair<std::string, std::string>> defines, grid;
+  // The grid's axes in this order, the outermost first; empty: as written.
+  Words order;
+  PlanChanges changes;
 };
 
 // Limits on input; documented in docs/language.md.
@@ -32,7 +43,9 @@ inline constexpr int64_t kMaxDimSize = int64_t{1} << 40;
 
 // Reads a file (or `-`, standard input), and the files it imports: `std/...` from the library built
 // into the binary, others beside the importing file. Files in dependency order, the given one last.
-std::vector<std::unique_ptr<ast::File>> readPlan(llvm::StringRef path, Diagnostics& diags);
+// A `cluster` that none of them declares is taken from the library.
+std::vector<std::unique_ptr<ast::File>> readPlan(llvm::StringRef path, Diagnostics& diags,
+                                                 llvm::StringRef cluster = "");
 
 // Checks every declaration and every plan of the files (or the one asked for), then lowers that plan
 // to a model-level module whose @forward computes the loss. Null when there are errors.

@@ -51,6 +51,18 @@ class Reader {
       readText(path, std::move(text));
     }
   }
+  // The library's clusters, ahead of the main file, for a cluster that is declared nowhere else.
+  void addCluster(llvm::StringRef name) {
+    for (const auto& file : files)
+      for (const ast::Item& item : file->items)
+        if (auto* cluster = std::get_if<ast::Cluster>(&item); cluster && cluster->name.text == name)
+          return;
+    if (files.empty()) return;
+    std::unique_ptr<ast::File> main = std::move(files.back());
+    files.pop_back();
+    readImport({{}, "std/clusters.plan"}, "");
+    files.push_back(std::move(main));
+  }
   void readText(llvm::StringRef path, std::string text) {
     readParsed(diags_.addFile(path, std::move(text)), realPath(path), path);
   }
@@ -140,9 +152,11 @@ bool readFile(llvm::StringRef path, std::string& text, std::string& problem) {
   return good;
 }
 
-std::vector<std::unique_ptr<ast::File>> readPlan(llvm::StringRef path, Diagnostics& diags) {
+std::vector<std::unique_ptr<ast::File>> readPlan(llvm::StringRef path, Diagnostics& diags,
+                                                 llvm::StringRef cluster) {
   Reader reader(diags);
   reader.readMain(path);
+  if (!cluster.empty()) reader.addCluster(cluster);
   return std::move(reader.files);
 }
 

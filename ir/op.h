@@ -11,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include "ir/attrs.h"
+#include "ir/cluster.h"
 #include "ir/grid.h"
 #include "ir/type.h"
 #include "llvm/ADT/ArrayRef.h"
@@ -24,16 +26,6 @@ namespace planc {
 class Op;
 class Block;
 struct Module;
-
-// A place in a plan file. line 0: no place.
-struct Loc {
-  uint32_t file = 0;
-  uint32_t line = 0;
-  uint32_t column = 0;
-  uint32_t length = 1;  // of the token, in bytes; for carets only, not part of IR text
-
-  bool known() const { return line != 0; }
-};
 
 enum class OpKind : uint8_t {
 #define OP(Kind, ...) Kind,
@@ -65,34 +57,6 @@ struct OpInfo {
 const OpInfo& info(OpKind kind);
 llvm::ArrayRef<OpInfo> allOps();
 std::optional<OpKind> opByName(llvm::StringRef text);
-
-// An attribute's value: a flag or integer, a number, a word or string, or a list of words.
-using Words = std::vector<std::string>;
-using Attr = std::variant<int64_t, double, std::string, Words>;
-
-// Attributes sorted by key, so that printing is deterministic.
-class Attrs {
- public:
-  Attrs() = default;
-  Attrs(std::initializer_list<std::pair<std::string, Attr>> list);
-  void set(llvm::StringRef key, Attr value);
-  void erase(llvm::StringRef key);
-  const Attr* find(llvm::StringRef key) const;
-  bool has(llvm::StringRef key) const { return find(key) != nullptr; }
-  // The value, or the default when absent; a wrong kind of value also gives the default (the
-  // verifier reports it). `number` takes integers too.
-  int64_t integer(llvm::StringRef key, int64_t fallback = 0) const;
-  double number(llvm::StringRef key, double fallback = 0) const;
-  std::string word(llvm::StringRef key) const;
-  Words words(llvm::StringRef key) const;
-  auto begin() const { return list_.begin(); }
-  auto end() const { return list_.end(); }
-  size_t size() const { return list_.size(); }
-  bool operator==(const Attrs&) const = default;
-
- private:
-  std::vector<std::pair<std::string, Attr>> list_;
-};
 
 // How far one iteration of an enclosing `repeat` (by dim name), or one `microbatch`, moves a place.
 struct Stride {
@@ -327,6 +291,9 @@ struct Module {
   std::vector<Split> splits;
   std::vector<Shard> shards;
   Pipeline pipeline;
+  // What it runs on, and which axes the plan keeps close.
+  Cluster cluster;
+  std::vector<Within> places;
   std::vector<std::string> files;  // Loc::file indexes it
   std::vector<std::unique_ptr<Variable>> vars;
   std::vector<std::unique_ptr<Function>> functions;

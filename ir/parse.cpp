@@ -45,6 +45,7 @@ class Reader {
   bool integer(int64_t& out);
   bool number(double& out);
   bool attr(Attr& out);
+  bool attrs(Attrs& out);  // in braces, or none
   bool type(Type& out);
   bool place(std::optional<Place>& out);
   bool loc(Loc& out);
@@ -55,6 +56,9 @@ class Reader {
   bool grid(Module& module);
   bool split(Module& module);
   bool shard(Module& module);
+  bool cluster(Module& module);
+  bool level(Module& module);
+  bool within(Module& module);
   bool pipeline(Module& module);
   bool header(Module& module);
   bool variable(Module& module);
@@ -255,6 +259,18 @@ bool Reader::attr(Attr& out) {
   return true;
 }
 
+bool Reader::attrs(Attrs& out) {
+  if (!accept('{')) return true;
+  while (!isPunct('}')) {
+    std::string key;
+    Attr value;
+    if (!word(key) || !expect('=') || !attr(value)) return false;
+    out.set(key, std::move(value));
+    if (!accept(',')) break;
+  }
+  return expect('}');
+}
+
 bool Reader::type(Type& out) {
   std::string text;
   Loc at = token_.loc;
@@ -373,6 +389,37 @@ bool Reader::shard(Module& module) {
   return true;
 }
 
+bool Reader::cluster(Module& module) {
+  Cluster& cluster = module.cluster;
+  if (cluster.known()) return fail("one 'cluster', and");
+  if (!word(cluster.name)) return false;
+  if (!acceptWord("of")) return fail("'of'");
+  return word(cluster.device) && attrs(cluster.figures);
+}
+
+bool Reader::level(Module& module) {
+  ClusterLevel level;
+  Loc at = token_.loc;
+  if (!word(level.name) || !integer(level.count) || !attrs(level.figures)) return false;
+  if (level.count < 1) return failAt(at, "level '" + level.name + "' has no units");
+  module.cluster.levels.push_back(std::move(level));
+  return true;
+}
+
+bool Reader::within(Module& module) {
+  Within place;
+  Loc at = token_.loc;
+  Attr axes;
+  if (!attr(axes)) return false;
+  auto* list = std::get_if<Words>(&axes);
+  if (!list) return failAt(at, "'place' takes a list");
+  place.axes = *list;
+  if (!acceptWord("within")) return fail("'within'");
+  if (!word(place.level) || !loc(place.loc)) return false;
+  module.places.push_back(std::move(place));
+  return true;
+}
+
 bool Reader::pipeline(Module& module) {
   Pipeline& pipeline = module.pipeline;
   Loc at = token_.loc;
@@ -467,16 +514,7 @@ bool Reader::op(Block& block, unsigned depth) {
     if (!expect(')')) return false;
   }
   Attrs attrs;
-  if (accept('{')) {
-    while (!isPunct('}')) {
-      std::string key;
-      Attr value;
-      if (!word(key) || !expect('=') || !attr(value)) return false;
-      attrs.set(key, std::move(value));
-      if (!accept(',')) break;
-    }
-    if (!expect('}')) return false;
-  }
+  if (!this->attrs(attrs)) return false;
   llvm::SmallVector<Type, 2> types;
   llvm::SmallVector<std::optional<Place>, 2> places;
   if (!results.empty()) {
@@ -634,6 +672,12 @@ std::unique_ptr<Module> Reader::module() {
       ok = split(*module);
     } else if (acceptWord("shard")) {
       ok = shard(*module);
+    } else if (acceptWord("cluster")) {
+      ok = cluster(*module);
+    } else if (acceptWord("level")) {
+      ok = level(*module);
+    } else if (acceptWord("place")) {
+      ok = within(*module);
     } else if (acceptWord("pipeline")) {
       ok = pipeline(*module);
     } else if (isWord("call") || isWord("start") || isWord("wait")) {
@@ -650,8 +694,8 @@ std::unique_ptr<Module> Reader::module() {
       ok = function(*module);
     } else {
       ok = fail(
-          "'arena', 'file', 'set', 'grid', 'split', 'shard', 'pipeline', 'call', 'start', 'wait', "
-          "'var', 'func' or '}'");
+          "'arena', 'file', 'set', 'cluster', 'level', 'grid', 'split', 'shard', 'place', 'pipeline', "
+          "'call', 'start', 'wait', 'var', 'func' or '}'");
     }
     if (!ok) return nullptr;
   }

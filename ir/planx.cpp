@@ -184,6 +184,16 @@ std::string Encoder::module(const Module& module) {
   }
   number(module.shards.size());
   for (const Shard& shard : module.shards) string(shard.what), words(shard.axes), loc(shard.loc);
+  const Cluster& cluster = module.cluster;
+  string(cluster.name);
+  string(cluster.device);
+  attrs(cluster.figures);
+  number(cluster.levels.size());
+  for (const ClusterLevel& level : cluster.levels)
+    string(level.name), integer(level.count), attrs(level.figures);
+  number(module.places.size());
+  for (const Within& place : module.places)
+    words(place.axes), string(place.level), loc(place.loc);
   const Pipeline& pipeline = module.pipeline;
   string(pipeline.axis);
   words(pipeline.dims);
@@ -460,6 +470,23 @@ std::unique_ptr<Module> Decoder::module() {
     shard.axes = words();
     shard.loc = loc();
   }
+  Cluster& cluster = module->cluster;
+  cluster.name = string();
+  cluster.device = string();
+  cluster.figures = attrs();
+  for (size_t n = count(); n > 0 && !bad_; --n) {
+    ClusterLevel& level = cluster.levels.emplace_back();
+    level.name = string();
+    level.count = integer();
+    level.figures = attrs();
+    bad_ |= level.count < 1;
+  }
+  for (size_t n = count(); n > 0 && !bad_; --n) {
+    Within& place = module->places.emplace_back();
+    place.axes = words();
+    place.level = string();
+    place.loc = loc();
+  }
   Pipeline& pipeline = module->pipeline;
   pipeline.axis = string();
   pipeline.dims = words();
@@ -613,6 +640,7 @@ std::unique_ptr<Module> cloneForOneRank(const Module& model) {
   one->splits.clear();
   one->shards.clear();
   one->pipeline = {};
+  one->places.clear();
   return one;
 }
 

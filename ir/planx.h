@@ -18,7 +18,7 @@
 
 namespace planc {
 
-inline constexpr uint32_t kPlanxVersion = 4;
+inline constexpr uint32_t kPlanxVersion = 5;
 
 struct Planx {
   std::unique_ptr<Module> model;

@@ -63,6 +63,7 @@ class Printer {
   void attrs(const Attrs& attrs);
   void place(const std::optional<Place>& place);
   void loc(Loc loc);
+  void cluster(const Cluster& cluster);
   void grid(const Module& module);
   void variable(const Variable& var);
   void block(const Block& block, unsigned indent) {
@@ -244,6 +245,13 @@ void Printer::grid(const Module& module) {
     loc(shard.loc);
     out_ << '\n';
   }
+  for (const Within& place : module.places) {
+    out_ << "  place ";
+    attr(place.axes);
+    out_ << " within " << place.level;
+    loc(place.loc);
+    out_ << '\n';
+  }
   const Pipeline& pipeline = module.pipeline;
   if (pipeline.axis.empty()) return;
   out_ << "  pipeline ";
@@ -259,6 +267,18 @@ void Printer::grid(const Module& module) {
   }
   loc(pipeline.loc);
   out_ << '\n';
+}
+
+void Printer::cluster(const Cluster& cluster) {
+  if (!cluster.known()) return;
+  out_ << "  cluster " << cluster.name << " of " << cluster.device;
+  attrs(cluster.figures);
+  out_ << '\n';
+  for (const ClusterLevel& level : cluster.levels) {
+    out_ << "  level " << level.name << ' ' << level.count;
+    attrs(level.figures);
+    out_ << '\n';
+  }
 }
 
 void Printer::module(const Module& module) {
@@ -290,6 +310,7 @@ void Printer::module(const Module& module) {
     attr(value);
     out_ << '\n';
   }
+  cluster(module.cluster);
   grid(module);
   for (const Call& call : module.schedule) {
     out_ << "  " << name(call.phase) << " @" << call.function;

@@ -86,7 +86,7 @@ PassResult runPasses(Modules& modules, const PassOptions& options, Diagnostics& 
     auto ran = std::chrono::steady_clock::now();
     if (diags.failed() || !isWhole) return PassResult::UserError;
     for (const auto& module : modules)
-      if (llvm::Error error = verify(*module)) {
+      if (llvm::Error error = options.verify ? verify(*module) : llvm::Error::success()) {
         internal = "after pass '" + pass.name.str() + "': " + llvm::toString(std::move(error));
         return PassResult::InternalError;
       }

@@ -15,6 +15,7 @@ struct PassOptions {
   std::string dumpDir;              // write dumps as files there instead of to `dumps`
   bool locations = true;            // in dumps
   bool time = false;
+  bool verify = true;  // after each pass; false: for programs that are looked at and thrown away
   int64_t bisect = -1;  // run only the first N passes
   llvm::raw_ostream* dumps = nullptr;
   llvm::raw_ostream* times = nullptr;

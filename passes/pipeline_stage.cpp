@@ -197,6 +197,8 @@ std::unique_ptr<Module> StageBuilder::make() {
   module_->splits = whole.splits;
   module_->shards = whole.shards;
   module_->pipeline = whole.pipeline;
+  module_->cluster = whole.cluster;
+  module_->places = whole.places;
   module_->files = whole.files;
   module_->where = {{whole.pipeline.axis, number_}};
   for (int chunk : chunks_) addWork(cut_.forward, chunk);

@@ -13,8 +13,9 @@
 #include "llvm/Support/Path.h"
 #include "passes/pass_manager.h"
 #include "tools/command.h"
+#include "tools/compile.h"
 #include "tools/draw_schedule.h"
-#include "tools/explain.h"
+#include "tools/explain/text.h"
 #include "tools/stages.h"
 
 namespace cl = llvm::cl;
@@ -50,6 +51,10 @@ cl::list<std::string> defines("D", cl::Prefix, cl::desc("Set a parameter of the 
 cl::opt<std::string> planName("plan", cl::desc("Which plan of the file"), cl::value_desc("NAME"),
                               cl::cat(category), cl::sub(compileCommand), cl::sub(checkCommand),
                               cl::sub(explainCommand));
+cl::opt<std::string> cluster(
+    "cluster", cl::desc("Run on this cluster instead of the plan's: of the plan's files or the library"),
+    cl::value_desc("NAME"), cl::cat(category), cl::sub(compileCommand), cl::sub(checkCommand),
+    cl::sub(explainCommand));
 cl::list<std::string> grid("grid", cl::CommaSeparated, cl::desc("Override the grid's axes"),
                            cl::value_desc("AXIS=SIZE,..."), cl::cat(category),
                            cl::sub(compileCommand), cl::sub(checkCommand), cl::sub(explainCommand));
@@ -123,6 +128,7 @@ bool pairs(const cl::list<std::string>& list, llvm::StringRef option,
 std::optional<CompileOptions> compileOptions() {
   CompileOptions options;
   options.plan = planName;
+  options.cluster = cluster;
   if (!pairs(defines, "-D", options.defines) || !pairs(grid, "--grid", options.grid))
     return std::nullopt;
   return options;
@@ -163,10 +169,11 @@ std::optional<PassOptions> passOptions() {
   return options;
 }
 
-// Runs the passes; kYes when the modules are what was asked for: then warnings are the caller's to show.
-Exit transform(Modules& modules, const PassOptions& options, Diagnostics& diags) {
-  std::string internal;
-  switch (runPasses(modules, options, diags, internal)) {
+// What came of running the passes; kYes when the modules are what was asked for: then warnings are the
+// caller's to show.
+Exit outcome(PassResult result, const Modules& modules, Diagnostics& diags,
+             const std::string& internal) {
+  switch (result) {
     case PassResult::Ok:
       return kYes;
     case PassResult::UserError:
@@ -206,11 +213,11 @@ Exit compileInput(const PassOptions& passes, Planx& planx) {
   auto options = compileOptions();
   if (!options) return kUsage;
   Diagnostics diags;
-  auto files = readPlan(input, diags);
-  if (!diags.failed()) planx.model = compilePlan(files, *options, diags);
-  if (!planx.model) return finish(diags);
-  planx.roles.push_back(cloneModule(*planx.model));
-  if (Exit code = transform(planx.roles, passes, diags); code != kYes) return code;
+  auto files = readPlan(input, diags, cluster);
+  if (diags.failed()) return finish(diags);
+  std::string internal;
+  PassResult result = compilePlaced(files, *options, passes, planx, diags, internal);
+  if (Exit code = outcome(result, planx.roles, diags, internal); code != kYes) return code;
   return finish(diags);
 }
 
@@ -249,7 +256,7 @@ llvm::Expected<Planx> readProgram() {
 }
 
 Exit checkProgram() {
-  if (!defines.empty() || !grid.empty() || !planName.empty() || verifyDiags)
+  if (!defines.empty() || !grid.empty() || !planName.empty() || !cluster.empty() || verifyDiags)
     return fail(kTool, "a .planx takes no options: they are for plans", kUsage);
   auto planx = readProgram();
   if (!planx) return fail(kTool, llvm::toString(planx.takeError()));
@@ -261,15 +268,10 @@ Exit checkProgram() {
 // Compiles a plan that has no errors and proves that its ranks' programs fit together.
 Exit prove(const std::vector<std::unique_ptr<ast::File>>& files, const CompileOptions& options,
            Diagnostics& diags) {
-  Diagnostics compiling = diags;
   Planx planx;
-  planx.model = compilePlan(files, options, compiling);
-  // The language has more than this version compiles; then there are no programs.
-  if (!planx.model) return kYes;
-  diags = std::move(compiling);
-  planx.roles.push_back(cloneModule(*planx.model));
-  Exit code = transform(planx.roles, PassOptions(), diags);
-  if (code != kYes) return code;
+  std::string internal;
+  PassResult result = compilePlaced(files, options, PassOptions(), planx, diags, internal);
+  if (Exit code = outcome(result, planx.roles, diags, internal); code != kYes) return code;
   llvm::Error error = checkFits(planx);
   if (!error) error = checkProtocol(planx);
   if (error)
@@ -286,7 +288,7 @@ Exit check() {
   if (!options) return kUsage;
   if (verifyDiags) return verifyDiagnostics(input, *options, llvm::errs()) ? kYes : kNo;
   Diagnostics diags;
-  auto files = readPlan(input, diags);
+  auto files = readPlan(input, diags, cluster);
   if (!diags.failed()) checkPlans(files, *options, diags);
   if (diags.failed()) return finish(diags);
   for (const ast::Item& item : files.back()->items) {
@@ -365,7 +367,9 @@ Exit opt() {
     planDiags.addFile(path, plan ? (*plan)->getBuffer().str() : std::string());
   }
   if (!passes->passes.empty()) {
-    if (Exit code = transform(modules, *passes, planDiags); code != kYes) return code;
+    std::string internal;
+    PassResult result = runPasses(modules, *passes, planDiags, internal);
+    if (Exit code = outcome(result, modules, planDiags, internal); code != kYes) return code;
     finish(planDiags);
   }
   return writeText(modules);

@@ -8,8 +8,9 @@ ALLOWED = {
     "ir": {"ir"},
     "frontend": {"frontend", "ir"},
     "passes": {"passes", "ir"},
+    "cost": {"cost", "ir"},
     "runtime": {"runtime", "ir"},
-    "tools": {"tools", "frontend", "passes", "runtime", "ir"},
+    "tools": {"tools", "frontend", "passes", "cost", "runtime", "ir"},
 }
 # Headers of a library that only some files may see.
 ONLY = [

@@ -1,5 +1,5 @@
 // Read off the rank programs. Tested by tests/tools/explain.test.
-#include "tools/explain_ranks.h"
+#include "tools/explain/ranks.h"
 
 #include <algorithm>
 #include <map>
@@ -7,7 +7,7 @@
 #include "ir/sharding.h"
 #include "ir/traffic.h"
 #include "llvm/Support/FormatVariadic.h"
-#include "tools/explain.h"
+#include "tools/explain/text.h"
 
 namespace planc {
 namespace {

@@ -1,5 +1,5 @@
-// The pipeline, then what goes between ranks (tools/explain_ranks.h). Tested by tests/tools/explain.test and schedule.test.
-#include "tools/explain.h"
+// The pipeline, then what goes between ranks (tools/explain/ranks.h). Tested by tests/tools/explain.test and schedule.test.
+#include "tools/explain/text.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@
 #include "llvm/Support/JSON.h"
 #include "llvm/Support/raw_ostream.h"
 #include "tools/draw_schedule.h"
-#include "tools/explain_ranks.h"
+#include "tools/explain/ranks.h"
 #include "tools/stages.h"
 
 namespace planc {

@@ -1,0 +1,22 @@
+// From a plan to its programs, for all commands: frontend, placement, passes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frontend/frontend.h"
+#include "ir/planx.h"
+#include "passes/pass_manager.h"
+
+namespace planc {
+
+// Compiles the plan that the options ask for. Where its cluster has levels to choose from, the plan is
+// compiled twice: as written, for the bytes of its messages, then with the grid's axes in the order for
+// which the wires need the least time (cost/placement.h). `options.order`, if given, is kept.
+// `planx.model` is null after errors that the frontend reported.
+PassResult compilePlaced(const std::vector<std::unique_ptr<ast::File>>& files,
+                         CompileOptions options, const PassOptions& passes, Planx& planx,
+                         Diagnostics& diags, std::string& internal);
+
+}  // namespace planc

@@ -1,0 +1,81 @@
+// Tested by tests/tools/explain.test.
+#include "tools/explain/report.h"
+
+#include <algorithm>
+
+namespace planc {
+namespace {
+
+StageBill billOf(const Planx& planx, const Module& program, Wires& wires) {
+  StageBill bill;
+  bill.program = &program;
+  bill.ranks = planx.grid().ranks() / int64_t(planx.roles.size());
+  for (const auto& [axis, at] : program.where)
+    bill.title += (bill.title.empty() ? "" : ", ") + axis + " " + std::to_string(at);
+  bill.memory = memoryOf(program);
+  bill.talks = talksOf(program, wires);
+  bill.work = workOf(program);
+  bill.time = timeOf(program, wires, bill.talks);
+  return bill;
+}
+
+}  // namespace
+
+int64_t StageBill::bytesSent() const {
+  int64_t bytes = 0;
+  for (const Talk& talk : talks) bytes = saturatingAdd(bytes, talk.bytes);
+  return bytes;
+}
+
+double StageBill::wireSeconds() const {
+  double seconds = 0;
+  for (const Talk& talk : talks) seconds += talk.seconds;
+  return seconds;
+}
+
+std::optional<bool> Report::fits() const {
+  if (cluster().memory() == 0) return std::nullopt;
+  return fullestStage().memory.arena <= cluster().memory();
+}
+
+Report reportOf(const Planx& planx, const WorkCosts& costs) {
+  Report report;
+  report.plan = planx.model->name;
+  report.planx = &planx;
+  report.costs = costs;
+  report.pipeline = stagesOf(planx);
+  Wires wires(planx.roles.front()->cluster, planx.grid());
+  std::vector<const Module*> programs;
+  std::vector<RoleTime> times;
+  for (const auto& role : planx.roles) {
+    StageBill& bill = report.stages.emplace_back(billOf(planx, *role, wires));
+    programs.push_back(role.get());
+    times.push_back(bill.time);
+    report.flops += bill.work.flops * double(bill.ranks);
+    report.again += bill.work.again * double(bill.ranks);
+    for (const auto& var : role->vars) {
+      if (var->kind != VarKind::Weight) continue;
+      int64_t count = var->type.whole().elements();
+      bill.parameters = saturatingAdd(bill.parameters, count);
+      if (!var->tied) report.parameters = saturatingAdd(report.parameters, count);
+    }
+  }
+  for (size_t i = 0; report.pipeline && i < report.stages.size(); ++i) {
+    const Stage& stage = report.pipeline->list[i];
+    report.stages[i].layers = stage.layers;
+    report.stages[i].inFlight = stage.inFlight;
+  }
+  for (size_t i = 0; i < report.stages.size(); ++i)
+    if (report.stages[i].memory.arena > report.fullestStage().memory.arena) report.fullest = i;
+  for (const auto& var : planx.model->vars)
+    if (var->kind == VarKind::Input && var->documents.empty() && var->follows.empty())
+      report.tokens = std::max(report.tokens, var->type.whole().elements());
+  report.modelFlops = modelFlops(*planx.model);
+  report.time = stepTime(programs, times);
+  report.placement = placementOf(planx);
+  report.attention = dividedAttention(planx);
+  report.rows = sentRows(planx);
+  return report;
+}
+
+}  // namespace planc

@@ -1,0 +1,82 @@
+// All that `planc explain` says of a plan: figures from the emitted programs, gathered once; text.h, json.h
+// and html.h print them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cost/memory.h"
+#include "cost/placement.h"
+#include "cost/step_time.h"
+#include "cost/wires.h"
+#include "tools/explain/ranks.h"
+#include "tools/stages.h"
+
+namespace planc {
+
+// The ranks that run one program: a stage of the pipeline; without one, all.
+struct StageBill {
+  const Module* program = nullptr;
+  std::string title;  // `pipe 3`; empty without a pipeline
+  std::string layers;
+  int64_t ranks = 0;       // so many run it
+  int64_t parameters = 0;  // on all of them together, tied ones too
+  int64_t inFlight = 1;    // chunk activations at once
+  MemoryBill memory;
+  std::vector<Talk> talks;
+  RankWork work;
+  RoleTime time;
+
+  int64_t bytesSent() const;
+  double wireSeconds() const;
+};
+
+// A plan otherwise than it stands.
+struct Change {
+  std::string what;  // `recompute layer`, as the plan would say it, or `--grid data=4,tensor=16`
+  bool isOption = false;  // of the command line; else a statement of the plan
+  int64_t arena = 0;      // of the fullest rank
+  double seconds = 0;     // of a step; 0: the cluster gives no rates
+};
+
+// The next doubling of an axis, all else as it is.
+struct Ceiling {
+  std::string axis;
+  int64_t ranks = 1, next = 2;
+  std::string why;        // it is not legal: the compiler's own words; empty: it is
+  int64_t arena = 0;      // of the fullest rank
+  int64_t bytesSent = 0;  // in a step, of a rank of the stage that sends the most
+  double flops = 0;       // in a step, of a rank of the stage that computes the most
+  double bubble = 0;
+  double seconds = 0;            // of a step; 0: the cluster gives no rates
+  bool isBeyondCluster = false;  // more ranks than the cluster has devices: no times
+};
+
+struct Report {
+  std::string plan;
+  const Planx* planx = nullptr;
+  WorkCosts costs;  // of a chunk's tasks, for the schedule's idle time in units
+  std::optional<Stages> pipeline;
+  std::vector<StageBill> stages;                // in the pipeline's order
+  size_t fullest = 0;                           // the stage whose ranks have the largest arena
+  int64_t parameters = 0;                       // of the model, tied ones once
+  int64_t tokens = 0;                           // of a step, on all ranks
+  double modelFlops = 0, flops = 0, again = 0;  // of a step, all ranks together; executed; twice
+  StepTime time;
+  std::optional<Placement> placement;
+  std::vector<DividedAttention> attention;
+  std::vector<SentRows> rows;
+  std::vector<Change> changes;    // that make it fit, the cheapest first; empty where it fits
+  std::vector<Ceiling> ceilings;  // in the grid's order
+
+  const Cluster& cluster() const { return planx->roles.front()->cluster; }
+  const StageBill& fullestStage() const { return stages[fullest]; }
+  // Whether the fullest rank's arena fits a device; nullopt: the plan names no cluster, or it gives none.
+  std::optional<bool> fits() const;
+};
+
+// Without changes and ceilings, which need the compiler (what_if.h). Keeps pointers into `planx`.
+Report reportOf(const Planx& planx, const WorkCosts& costs);
+
+}  // namespace planc
