@@ -1,0 +1,1 @@
+#include "cost/work.h"
