@@ -15,8 +15,7 @@
 #include "tools/command.h"
 #include "tools/compile.h"
 #include "tools/draw_schedule.h"
-#include "tools/explain/html.h"
-#include "tools/explain/json.h"
+#include "tools/explain/command.h"
 #include "tools/explain/text.h"
 #include "tools/explain/what_if.h"
 #include "tools/stages.h"
@@ -305,21 +304,26 @@ Exit check() {
   return finish(diags);
 }
 
-Exit noRank(int64_t rank, int64_t ranks) {
-  return fail(kTool, "there is no rank " + llvm::Twine(rank) + ": the grid has ranks 0 to " +
-                         llvm::Twine(ranks - 1));
+// A program's own figures, without what else the plan could be.
+Exit explainProgram(const ExplainRequest& request) {
+  if (!defines.empty() || !grid.empty() || !planName.empty() || !cluster.empty())
+    return fail(kTool, "a .planx takes no options of a plan's: -D, --grid, --plan, --cluster",
+                kUsage);
+  auto planx = readProgram();
+  if (!planx) return fail(kTool, llvm::toString(planx.takeError()));
+  return show(reportOf(*planx, request.costs), request);
 }
 
 Exit explain() {
   std::optional<WorkCosts> costs = readCosts(costsText);
   if (!costs) return fail(kTool, kCostsRule, kUsage);
-  if (llvm::sys::path::extension(input) == ".planx")
-    return fail(kTool, "'" + input + "' is compiled: explain takes the plan", kUsage);
   if (isSameFile(output, input))
     return fail(kTool, "-o '" + output + "' would overwrite the plan", kUsage);
-  bool isPage = !output.empty(), isOneRank = oneRank.getNumOccurrences() > 0;
-  if (isPage && (asJson || isOneRank))
+  ExplainRequest request{*costs, asJson, output, std::nullopt};
+  if (oneRank.getNumOccurrences() > 0) request.rank = oneRank;
+  if (!output.empty() && (asJson || request.rank))
     return fail(kTool, "-o writes a page of all ranks: not with --json or --rank", kUsage);
+  if (llvm::sys::path::extension(input) == ".planx") return explainProgram(request);
   auto options = compileOptions();
   if (!options) return kUsage;
   Diagnostics diags;
@@ -331,21 +335,9 @@ Exit explain() {
   PassResult result = compilePlaced(files, *options, PassOptions(), planx, diags, internal);
   if (Exit code = outcome(result, planx.roles, diags, internal); code != kYes) return code;
   if (Exit code = finish(diags); code != kYes) return code;
-  int64_t ranks = planx.grid().ranks();
-  if (isOneRank && (oneRank < 0 || oneRank >= ranks)) return noRank(oneRank, ranks);
   Report report = reportOf(planx, *costs);
-  if (isOneRank) {
-    llvm::outs() << (asJson ? explainRankJson(report, oneRank) : explainRankText(report, oneRank));
-    return kYes;
-  }
-  tryOtherwise(report, files, *options, unspoilt);
-  if (!isPage) {
-    llvm::outs() << (asJson ? explainJson(report) : explainText(report));
-    return kYes;
-  }
-  if (llvm::Error error = writeOutput(output, reportHtml(report)))
-    return fail(kTool, llvm::toString(std::move(error)));
-  return kYes;
+  if (!request.rank) tryOtherwise(report, files, *options, unspoilt);
+  return show(report, request);
 }
 
 Exit drawProgram(const Planx& planx) {
@@ -378,7 +370,7 @@ Exit dump() {
   if (!planx) return fail(kTool, llvm::toString(planx.takeError()));
   if (isDrawn) return drawProgram(*planx);
   int64_t ranks = planx->grid().ranks();
-  if (oneRank < 0 || oneRank >= ranks) return noRank(oneRank, ranks);
+  if (oneRank < 0 || oneRank >= ranks) return fail(kTool, noRank(oneRank, ranks));
   PrintOptions options;
   options.rank = oneRank.getNumOccurrences() > 0 && !dumpModel ? int64_t(oneRank) : -1;
   options.locations = !noLocations;

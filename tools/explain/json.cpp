@@ -161,16 +161,13 @@ json::Value placementJson(const Report& report) {
                       {"across", std::move(across)}};
 }
 
-json::Array changesJson(const Report& report) {
-  json::Array list;
-  for (const Change& change : report.changes)
-    list.push_back(json::Object{{"statements", words(change.statements)},
-                                {"arguments", words(change.arguments)},
-                                {"ranks", change.ranks},
-                                {"arena_bytes", change.arena},
-                                {"flops", change.flops},
-                                {"seconds", secondsOrNull(change.seconds)}});
-  return list;
+json::Object changeJson(const Change& change) {
+  return json::Object{{"statements", words(change.statements)},
+                      {"arguments", words(change.arguments)},
+                      {"ranks", change.ranks},
+                      {"arena_bytes", change.arena},
+                      {"flops", change.flops},
+                      {"seconds", secondsOrNull(change.seconds)}};
 }
 
 json::Array ceilingsJson(const Report& report) {
@@ -232,6 +229,8 @@ std::string explainJson(const Report& report) {
     grid.push_back(json::Object{
         {"axis", axis.name}, {"ranks", axis.size}, {"of", axis.of.empty() ? axis.name : axis.of}});
   for (const StageBill& stage : report.stages) stages.push_back(stageJson(stage, cluster));
+  json::Array changes;
+  for (const Change& change : report.changes) changes.push_back(changeJson(change));
   json::Value fits = nullptr;
   if (auto known = report.fits()) fits = *known;
   double peak = report.peakRate() * double(report.planx->grid().ranks());
@@ -260,7 +259,9 @@ std::string explainJson(const Report& report) {
       {"attention", attentionJson(report)},
       {"experts", expertsJson(report)},
       {"placement", placementJson(report)},
-      {"changes", changesJson(report)},
+      {"changes", std::move(changes)},
+      {"nearest_change",
+       report.nearest ? json::Value(changeJson(*report.nearest)) : json::Value(nullptr)},
       {"ceilings", ceilingsJson(report)}};
   return printed(std::move(root));
 }

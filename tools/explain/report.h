@@ -73,6 +73,7 @@ struct Report {
   std::vector<DividedAttention> attention;
   std::vector<SentRows> rows;
   std::vector<Change> changes;    // that make it fit, the cheapest first; empty where it fits
+  std::optional<Change> nearest;  // where none of those tried fits: the one with the smallest arena
   std::vector<Ceiling> ceilings;  // in the grid's order
 
   const Cluster& cluster() const { return planx->roles.front()->cluster; }

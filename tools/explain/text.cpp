@@ -115,8 +115,13 @@ std::string memoryText(const Report& report) {
 std::string changesText(const Report& report) {
   if (report.fits() != false) return "";
   if (report.changes.empty())
-    return "  neither recompute, ZeRO, another grid nor more microbatches make it fit, alone or "
-           "together\n";
+    return "  no recomputation, ZeRO stage, doubling of an axis or of the microbatches makes it "
+           "fit, "
+           "nor three of them together" +
+           (report.nearest ? "; nearest: " + report.nearest->text() + ", " +
+                                 bytesText(double(report.nearest->arena))
+                           : "") +
+           "\n";
   std::string text = "  it would fit with\n";
   Rows rows{{"", "arena", "left", "a step"}};
   for (const Change& change : report.changes) {

@@ -45,8 +45,8 @@ class Trials {
          const CompileOptions& options, const Diagnostics& diags)
       : report_(report), files_(files), options_(options), diags_(diags) {}
 
-  std::vector<Change> changes();
-  std::vector<Ceiling> ceilings();
+  void findChanges(Report& into) const;
+  std::vector<Ceiling> ceilings() const;
 
  private:
   Trial start() const;
@@ -67,6 +67,10 @@ class Trials {
   const CompileOptions& options_;
   const Diagnostics& diags_;
 };
+
+Change changeOf(const Trial& trial) {
+  return {trial.statements, trial.arguments, trial.ranks, trial.arena, trial.flops, trial.seconds};
+}
 
 void setGrid(CompileOptions& options, const std::string& axis, int64_t ranks) {
   llvm::erase_if(options.grid, [&](const auto& entry) { return entry.first == axis; });
@@ -288,16 +292,20 @@ Trial Trials::together(const Trial& a, const Trial& b) {
   return both;
 }
 
-std::vector<Change> Trials::changes() {
+void Trials::findChanges(Report& into) const {
   int64_t memory = report_.cluster().memory(), now = report_.fullestStage().memory.arena;
-  std::vector<Trial> tried = singles(), fitting;
-  run(tried);
-  auto keep = [&](const std::vector<Trial>& trials) {
-    for (const Trial& trial : trials)
-      if (trial.isLegal && trial.arena <= memory) fitting.push_back(trial);
+  std::vector<Trial> singles = this->singles(), fitting;
+  std::optional<Trial> nearest;
+  auto keep = [&](std::vector<Trial>& trials) {
+    run(trials);
+    for (const Trial& trial : trials) {
+      if (!trial.isLegal) continue;
+      if (trial.arena <= memory) fitting.push_back(trial);
+      if (trial.arena < (nearest ? nearest->arena : now)) nearest = trial;
+    }
   };
-  keep(tried);
-  std::vector<Trial> singles = tried, last = tried;
+  keep(singles);
+  std::vector<Trial> last = singles;
   auto helps = [&](const Trial& trial) { return trial.isLegal && trial.arena < now; };
   for (size_t count = 2; count <= kMostTogether && fitting.size() < kMostChanges; ++count) {
     std::vector<Trial> next;
@@ -313,22 +321,18 @@ std::vector<Change> Trials::changes() {
         words.insert(both.arguments.begin(), both.arguments.end());
         if (seen.insert(words).second) next.push_back(std::move(both));
       }
-    run(next);
     keep(next);
     last = std::move(next);
   }
   llvm::stable_sort(fitting, [](auto& a, auto& b) { return a.price() < b.price(); });
   if (fitting.size() > kMostChanges) fitting.resize(kMostChanges);
-  std::vector<Change> changes;
-  for (const Trial& trial : fitting)
-    changes.push_back(
-        {trial.statements, trial.arguments, trial.ranks, trial.arena, trial.flops, trial.seconds});
-  return changes;
+  for (const Trial& trial : fitting) into.changes.push_back(changeOf(trial));
+  if (fitting.empty() && nearest) into.nearest = changeOf(*nearest);
 }
 
 // ---- Ceilings
 
-std::vector<Ceiling> Trials::ceilings() {
+std::vector<Ceiling> Trials::ceilings() const {
   std::vector<Trial> trials;
   std::vector<Ceiling> list;
   for (const auto& [axis, ranks] : axes()) {
@@ -359,7 +363,7 @@ std::vector<Ceiling> Trials::ceilings() {
 void tryOtherwise(Report& report, const std::vector<std::unique_ptr<ast::File>>& files,
                   const CompileOptions& options, const Diagnostics& diags) {
   Trials trials(report, files, options, diags);
-  if (report.fits() == false) report.changes = trials.changes();
+  if (report.fits() == false) trials.findChanges(report);
   report.ceilings = trials.ceilings();
 }
 
