@@ -9,7 +9,9 @@
 
 namespace planc {
 
-// What saved activations of one chunk of the model take (one chunk where nothing is interleaved).
+// What saved activations of one chunk of the model take (one chunk where nothing is interleaved). A chunk
+// has an entry for each number of flights, the most first: what only the weight gradients need waits longer
+// than the rest.
 struct SavedChunk {
   int chunk = 0;
   int64_t bytes = 0;    // of one microbatch
@@ -20,7 +22,7 @@ struct SavedChunk {
 struct HeldValue {
   std::string name;  // a variable's, or a value's from the plan
   std::string kind;  // as MemoryBill's fields: `activations`, `workspace`, ...
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // that nothing listed before it lies on
   Loc loc = {};
 };
 
@@ -32,14 +34,15 @@ struct MemoryBill {
   int64_t gradients = 0;  // of weights, and what a rank adds up for them until @reduce
   int64_t optimizer = 0;  // moments
   int64_t inputs = 0;     // tokens, metrics, the step's number
-  // At the time of the step when the arena is fullest.
+  // When the arena is fullest: at the first op at which the most bytes are held. Bytes that several hold (a
+  // result made on an operand, a sum made on a rank's own) count once, for the field that stands first here.
   int64_t activations = 0;    // saved for the backward pass, of all microbatches in flight
-  int64_t communication = 0;  // results of collectives and messages, gathered weights among them
+  int64_t communication = 0;  // what messages bring and take, gathered weights among it
   int64_t workspace = 0;      // all other values
   int64_t gaps = 0;           // alignment, and holes between buffers
 
   std::vector<SavedChunk> saved;
-  // When that is: the op (null: no op needs memory), and what is largest then, state included.
+  // When that is: the op (null: no op needs memory), and the eight largest then, state included.
   const Op* fullest = nullptr;
   std::vector<HeldValue> largest;
 

@@ -131,6 +131,9 @@ void PlanChecker::checkRanks() {
   }
   if (cluster_ == nullptr) return;
   int64_t devices = devicesWithin(cluster_->levels.size());
+  if (options_.changes.growCluster && !settings_.cluster.levels.empty())
+    while (settings_.ranks > (devices = settings_.cluster.devicesWithin(cluster_->levels.size())))
+      settings_.cluster.levels.back().count *= 2;
   if (settings_.ranks > devices)
     diags_
         .report(settings_.gridLoc, Diag::GridExceedsCluster, settings_.ranks,

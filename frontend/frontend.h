@@ -23,6 +23,7 @@ struct PlanChanges {
   int64_t microbatches = 0;        // 0: as written
   std::optional<Words> recompute;  // as PlanSettings has it
   std::vector<Shard> shards;       // instead of the plan's, if there are any
+  bool growCluster = false;        // its outermost level has as many units as the grid needs
 };
 
 struct CompileOptions {

@@ -54,6 +54,8 @@ class Device {
 
   // The arena, zeroed, at least 64-byte aligned; called once.
   virtual llvm::Expected<std::byte*> allocateArena(int64_t bytes) = 0;
+  // So many bytes were taken for it from the system.
+  virtual int64_t arenaBytes() const = 0;
   // Memory beside it, for as long as the device lives (messages that can't lie in tensors); zeroed.
   virtual llvm::Expected<std::byte*> allocate(int64_t bytes) = 0;
 

@@ -26,7 +26,7 @@ class Interpreter {
   static llvm::Expected<std::unique_ptr<Interpreter>> create(const Module& program, Device& device,
                                                              Communicator* comm = nullptr);
 
-  // Where a variable lies (all iterations) in the device's memory, and the arena's bytes.
+  // Where a variable lies (all iterations) in the device's memory, and what the arena takes of it.
   std::byte* data(const Variable& var) const { return arena_ + var.place->offset; }
   // The same for the host: what it holds, or to be filled whole and stored.
   llvm::Expected<HostBytes> read(const Variable& var, int64_t microbatch = 0) const {
@@ -37,7 +37,7 @@ class Interpreter {
     return HostBytes::blank(device_, data(var), var.type.bytes());
   }
   Device& device() const { return device_; }
-  int64_t arenaBytes() const { return program_.arenaBytes; }
+  int64_t arenaBytes() const { return device_.arenaBytes(); }
 
   // Runs one entry of the schedule. Messages that `Phase::Start` began are under way until the same
   // function's `Phase::Wait` for the same microbatch; any number may be. An error is the

@@ -128,6 +128,14 @@ struct Hue {
   int hue, saturation;
 };
 constexpr Hue kHues[] = {{213, 75}, {28, 80}, {28, 80}, {145, 45}};
+constexpr int kShades = 8;
+constexpr int kFirstDark = 5;  // of the shades: with white letters
+
+// 0 to 1 over a stage's chunks; the same of all where it holds one.
+constexpr double kOnlyChunk = .35;
+
+constexpr llvm::StringLiteral kOwnStyle =
+    ".ink{fill:#222}.soft{fill:#555}.page{fill:#fff}.idle{fill:#eee}.tick{stroke:#888}\n";
 
 std::string escaped(llvm::StringRef text) {
   std::string result;
@@ -136,14 +144,24 @@ std::string escaped(llvm::StringRef text) {
   return out.str();
 }
 
+int shadeOf(double depth) { return int(std::lround(depth * (kShades - 1))); }
+
 class Picture {
  public:
-  Picture(const PipeSchedule& schedule, const Timeline& timeline, const WorkCosts& costs)
-      : schedule_(schedule), timeline_(timeline), costs_(costs), out_(text_) {
-    auto [least, most] = extremes(schedule, costs);
+  Picture(const PipeSchedule& schedule, const Timeline& timeline, llvm::ArrayRef<WorkCosts> costs,
+          const PictureOptions& options)
+      : schedule_(schedule), timeline_(timeline), costs_(costs), options_(options), out_(text_) {
+    cut();
+    double least = 0;
+    for (const WorkCosts& chunk : costs) {
+      double shortest = extremes(schedule, chunk).first;
+      if (shortest > 0 && (least == 0 || shortest < least)) least = shortest;
+    }
     double label = double(longestLabel(schedule)) * kLetter + 8;
     // Labels fit where that makes no more than a few screens' width.
-    scale_ = std::clamp(label / least, 6 / least, std::max(6 / least, 4000 / timeline.length));
+    scale_ = std::clamp(label / least, 6 / least, std::max(6 / least, 4000 / length_));
+    // Whatever the costs, the picture ends somewhere.
+    scale_ = std::min(scale_, 200000 / length_);
     place_.resize(schedule.chunks());
     std::vector<int> held(schedule.stages);
     for (int chunk = 0; chunk < schedule.chunks(); ++chunk)
@@ -152,15 +170,21 @@ class Picture {
   }
 
   std::string draw(llvm::StringRef title) {
-    double width = std::max(520., kLeft + timeline_.length * scale_ + 20);
+    double width = std::max(520., kLeft + length_ * scale_ + 20);
     double bottom = kTop + schedule_.stages * (kRow + kGap);
-    out_ << llvm::format(
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" ", width,
-                bottom + kBottom)
-         << "font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\">\n"
-         << "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
-    words(kLeft, 22, title, "font-size=\"15\" font-weight=\"bold\"");
-    words(kLeft, 42, "idle " + percent(timeline_.bubble()) + " of the time", "fill=\"#555\"");
+    std::string name = title.str();
+    if (length_ < timeline_.length)
+      name += "; the first " + std::to_string(drawn_) + " of " + std::to_string(all_) + " tasks";
+    out_ << "<svg ";
+    if (!options_.isInPage) out_ << "xmlns=\"http://www.w3.org/2000/svg\" ";
+    out_ << llvm::format("width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" ", width,
+                         bottom + kBottom, width, bottom + kBottom)
+         << "role=\"img\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\">\n"
+         << "<title>" << escaped(name) << "</title>\n";
+    if (!options_.isInPage) out_ << "<style>\n" << kOwnStyle << pictureStyle() << "</style>\n";
+    out_ << "<rect class=\"page\" width=\"100%\" height=\"100%\"/>\n";
+    words("ink", kLeft, 22, name, "font-size=\"15\" font-weight=\"bold\"");
+    words("soft", kLeft, 42, "idle " + percent(timeline_.bubble()) + " of the time");
     legend(kLeft + 140, 42);
     for (int stage = 0; stage < schedule_.stages; ++stage) row(stage);
     axis(bottom + 4);
@@ -169,47 +193,58 @@ class Picture {
   }
 
  private:
-  void words(double x, double y, llvm::StringRef text, llvm::StringRef attributes) {
-    out_ << llvm::format("<text x=\"%.1f\" y=\"%.1f\" ", x, y) << attributes << ">" << escaped(text)
-         << "</text>\n";
+  // How much of the time is drawn: up to the start of the first task that is too much.
+  void cut() {
+    std::vector<double> starts;
+    for (const auto& stage : timeline_.starts)
+      starts.insert(starts.end(), stage.begin(), stage.end());
+    all_ = drawn_ = starts.size();
+    length_ = timeline_.length;
+    if (all_ <= options_.mostTasks) return;
+    std::nth_element(starts.begin(), starts.begin() + ptrdiff_t(options_.mostTasks), starts.end());
+    length_ = starts[options_.mostTasks];
+    drawn_ = size_t(
+        std::count_if(starts.begin(), starts.end(), [&](double start) { return start < length_; }));
   }
 
-  void box(double x, double y, double width, double height, const std::string& fill) {
-    out_ << llvm::format("<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"", x, y,
-                         width, height)
-         << fill << "\" stroke=\"white\" stroke-width=\"0.6\"/>\n";
+  void words(llvm::StringRef style, double x, double y, llvm::StringRef text,
+             llvm::StringRef attributes = "") {
+    out_ << "<text class=\"" << style << llvm::format("\" x=\"%.1f\" y=\"%.1f\"", x, y)
+         << (attributes.empty() ? "" : " ") << attributes << ">" << escaped(text) << "</text>\n";
   }
 
-  // 0 to 1 over a stage's chunks.
-  double depth(int chunk) const { return each_ > 1 ? double(place_[chunk]) / (each_ - 1) : .35; }
+  void box(double x, double y, double width, double height, const std::string& style) {
+    out_ << "<rect class=\"" << style
+         << llvm::format("\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"/>\n", x, y, width,
+                         height);
+  }
 
-  std::string fill(Work work, double depth) const {
-    Hue hue = kHues[size_t(work)];
-    std::string text;
-    llvm::raw_string_ostream(text)
-        << llvm::format("hsl(%d,%d%%,%.0f%%)", hue.hue, hue.saturation, 82 - 34 * depth);
-    return text;
+  double depth(int chunk) const {
+    return each_ > 1 ? double(place_[chunk]) / (each_ - 1) : kOnlyChunk;
   }
 
   void row(int stage) {
     double y = kTop + stage * (kRow + kGap);
-    out_ << llvm::format(
-        "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.2f\" height=\"%.1f\" fill=\"#eee\"/>\n", kLeft, y,
-        timeline_.length * scale_, kRow);
-    words(12, y + kRow / 2 + 4, "stage " + std::to_string(stage), "");
+    box(kLeft, y, length_ * scale_, kRow, "idle");
+    words("ink", 12, y + kRow / 2 + 4, "stage " + std::to_string(stage));
     for (size_t i = 0; i < schedule_.tasks[stage].size(); ++i) {
       const Task& task = schedule_.tasks[stage][i];
-      double x = kLeft + timeline_.starts[stage][i] * scale_;
-      double width = costs_.of(task.work) * scale_;
+      double start = timeline_.starts[stage][i];
+      if (start >= length_) break;
+      double end = start + costsOf(task).of(task.work);
+      double x = kLeft + start * scale_, width = (std::min(end, length_) - start) * scale_;
       if (width <= 0) continue;
-      box(x, y, width, kRow, fill(task.work, depth(task.chunk)));
+      box(x, y, width, kRow, taskClass(task.work, depth(task.chunk)));
       std::string label = schedule_.text(task);
       if (double(label.size()) * kLetter > width) label = std::to_string(task.microbatch);
       if (double(label.size()) * kLetter > width) continue;
-      words(x + width / 2, y + kRow / 2 + 4, label,
-            depth(task.chunk) > .6 ? "text-anchor=\"middle\" fill=\"white\""
-                                   : "text-anchor=\"middle\" fill=\"#222\"");
+      words(shadeOf(depth(task.chunk)) >= kFirstDark ? "light" : "dark", x + width / 2,
+            y + kRow / 2 + 4, label);
     }
+  }
+
+  const WorkCosts& costsOf(const Task& task) const {
+    return costs_.size() > 1 ? costs_[size_t(task.chunk)] : costs_.front();
   }
 
   void legend(double x, double y) {
@@ -222,27 +257,30 @@ class Picture {
     for (auto [work, what] : entries) {
       for (int place = 0; place < std::min(each_, 4); ++place, x += 13)
         box(x, y - 10, 12, 12,
-            fill(work, each_ > 1 ? double(place) / (std::min(each_, 4) - 1) : .35));
-      words(x + 4, y, what, "fill=\"#555\"");
+            taskClass(work, each_ > 1 ? double(place) / (std::min(each_, 4) - 1) : kOnlyChunk));
+      words("soft", x + 4, y, what);
       x += double(what.size()) * 5.6 + 22;
     }
   }
 
   void axis(double y) {
     double step = roundStep(60 / scale_);
-    for (double time = 0; time <= timeline_.length; time += step) {
-      double x = kLeft + time * scale_;
+    for (int i = 0; i * step <= length_; ++i) {
+      double x = kLeft + i * step * scale_;
       out_ << llvm::format(
-          "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#888\"/>\n", x, y - 4, x,
+          "<line class=\"tick\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", x, y - 4, x,
           y);
-      words(x, y + 14, shortNumber(time), "text-anchor=\"middle\" fill=\"#555\"");
+      words("soft", x, y + 14, shortNumber(i * step), "text-anchor=\"middle\"");
     }
-    words(12, y + 14, "time", "fill=\"#555\"");
+    words("soft", 12, y + 14, "time" + (options_.unit.empty() ? "" : ", " + options_.unit));
   }
 
   const PipeSchedule& schedule_;
   const Timeline& timeline_;
-  const WorkCosts& costs_;
+  llvm::ArrayRef<WorkCosts> costs_;
+  const PictureOptions& options_;
+  double length_;           // of the time that is drawn
+  size_t drawn_, all_;      // tasks
   double scale_;            // pixels a unit of time
   std::vector<int> place_;  // of each chunk among its stage's
   int each_ = 1;            // chunks on a stage
@@ -257,9 +295,28 @@ std::string drawText(const PipeSchedule& schedule, const Timeline& timeline,
   return TextDrawing(schedule, timeline, costs).draw();
 }
 
+std::string taskClass(Work work, double depth) {
+  return std::string(1, letter(work)) + std::to_string(shadeOf(depth));
+}
+
+std::string pictureStyle() {
+  std::string text;
+  llvm::raw_string_ostream out(text);
+  for (Work work : {Work::Forward, Work::Backward, Work::InputGradient, Work::WeightGradient}) {
+    Hue hue = kHues[size_t(work)];
+    for (int shade = 0; shade < kShades; ++shade)
+      out << llvm::format(".%c%d{fill:hsl(%d,%d%%,%.0f%%);stroke:#fff;stroke-width:.6}\n",
+                          letter(work), shade, hue.hue, hue.saturation,
+                          82 - 34. * shade / (kShades - 1));
+  }
+  out << ".light{fill:#fff;text-anchor:middle}\n.dark{fill:#222;text-anchor:middle}\n";
+  return out.str();
+}
+
 std::string drawPicture(const PipeSchedule& schedule, const Timeline& timeline,
-                        const WorkCosts& costs, llvm::StringRef title) {
-  return Picture(schedule, timeline, costs).draw(title);
+                        llvm::ArrayRef<WorkCosts> costs, llvm::StringRef title,
+                        const PictureOptions& options) {
+  return Picture(schedule, timeline, costs, options).draw(title);
 }
 
 }  // namespace planc

@@ -17,8 +17,19 @@ inline constexpr size_t kMaxDrawnTasks = 50000;
 std::string drawText(const PipeSchedule& schedule, const Timeline& timeline,
                      const WorkCosts& costs);
 
-// The same as a picture, whole: of at most kMaxDrawnTasks tasks.
+struct PictureOptions {
+  size_t mostTasks = kMaxDrawnTasks;  // of more, those that begin first; the title says so
+  std::string unit = {};              // of the times; empty: none
+  // In a page whose style has the classes ink, soft, page, idle and tick; else it brings its own.
+  bool isInPage = false;
+};
+
+// The same as a picture. `costs`: of each chunk, or one for all, as timelineOf took them.
 std::string drawPicture(const PipeSchedule& schedule, const Timeline& timeline,
-                        const WorkCosts& costs, llvm::StringRef title);
+                        llvm::ArrayRef<WorkCosts> costs, llvm::StringRef title,
+                        const PictureOptions& options = {});
+// What fills a task's rectangle: its class, of those that pictureStyle has.
+std::string taskClass(Work work, double depth);
+std::string pictureStyle();
 
 }  // namespace planc

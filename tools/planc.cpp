@@ -15,7 +15,9 @@
 #include "tools/command.h"
 #include "tools/compile.h"
 #include "tools/draw_schedule.h"
+#include "tools/explain/command.h"
 #include "tools/explain/text.h"
+#include "tools/explain/what_if.h"
 #include "tools/stages.h"
 
 namespace cl = llvm::cl;
@@ -27,7 +29,8 @@ cl::OptionCategory category("Options");
 cl::SubCommand compileCommand("compile", "compile a plan to a .planx");
 cl::SubCommand checkCommand("check", "find every error of a plan or a .planx; writes nothing");
 cl::SubCommand dumpCommand("dump", "show what a .planx holds");
-cl::SubCommand explainCommand("explain", "what a plan costs: idle time, memory, what ranks send");
+cl::SubCommand explainCommand(
+    "explain", "what a plan costs: memory, messages, work, idle time; -o writes a page");
 cl::SubCommand optCommand("opt", "run passes on IR text");
 cl::SubCommand fmtCommand("fmt", "rewrite plans in the canonical layout");
 cl::SubCommand passesCommand("passes", "list the passes in order");
@@ -43,7 +46,7 @@ cl::opt<std::string> libraryFile(cl::Positional, cl::desc("[std/NAME.plan]"), cl
                                  cl::sub(stdCommand));
 cl::opt<std::string> output("o", cl::desc("Where to write; - is standard output"),
                             cl::value_desc("FILE"), cl::cat(category), cl::sub(compileCommand),
-                            cl::sub(optCommand));
+                            cl::sub(explainCommand), cl::sub(optCommand));
 cl::list<std::string> defines("D", cl::Prefix, cl::desc("Set a parameter of the model"),
                               cl::value_desc("NAME=VALUE"), cl::cat(category),
                               cl::sub(compileCommand), cl::sub(checkCommand),
@@ -52,7 +55,8 @@ cl::opt<std::string> planName("plan", cl::desc("Which plan of the file"), cl::va
                               cl::cat(category), cl::sub(compileCommand), cl::sub(checkCommand),
                               cl::sub(explainCommand));
 cl::opt<std::string> cluster(
-    "cluster", cl::desc("Run on this cluster instead of the plan's: of the plan's files or the library"),
+    "cluster",
+    cl::desc("Run on this cluster instead of the plan's: of the plan's files or the library"),
     cl::value_desc("NAME"), cl::cat(category), cl::sub(compileCommand), cl::sub(checkCommand),
     cl::sub(explainCommand));
 cl::list<std::string> grid("grid", cl::CommaSeparated, cl::desc("Override the grid's axes"),
@@ -81,8 +85,8 @@ cl::opt<bool> verifyDiags("verify-diagnostics",
                           cl::cat(category), cl::sub(checkCommand));
 cl::opt<bool> dumpModel("model", cl::desc("The model-level IR instead of the rank program"),
                         cl::cat(category), cl::sub(dumpCommand));
-cl::opt<long long> dumpRank("rank", cl::init(0), cl::desc("Which rank's program"),
-                            cl::value_desc("R"), cl::cat(category), cl::sub(dumpCommand));
+cl::opt<long long> oneRank("rank", cl::init(0), cl::desc("Which rank"), cl::value_desc("R"),
+                           cl::cat(category), cl::sub(dumpCommand), cl::sub(explainCommand));
 cl::opt<bool> dumpSchedule("schedule", cl::desc("What each stage of a pipeline does over time"),
                            cl::cat(category), cl::sub(dumpCommand));
 cl::opt<std::string> picture(
@@ -300,15 +304,40 @@ Exit check() {
   return finish(diags);
 }
 
+// A program's own figures, without what else the plan could be.
+Exit explainProgram(const ExplainRequest& request) {
+  if (!defines.empty() || !grid.empty() || !planName.empty() || !cluster.empty())
+    return fail(kTool, "a .planx takes no options of a plan's: -D, --grid, --plan, --cluster",
+                kUsage);
+  auto planx = readProgram();
+  if (!planx) return fail(kTool, llvm::toString(planx.takeError()));
+  return show(reportOf(*planx, request.costs), request);
+}
+
 Exit explain() {
   std::optional<WorkCosts> costs = readCosts(costsText);
   if (!costs) return fail(kTool, kCostsRule, kUsage);
-  if (llvm::sys::path::extension(input) == ".planx")
-    return fail(kTool, "'" + input + "' is compiled: explain takes the plan", kUsage);
+  if (isSameFile(output, input))
+    return fail(kTool, "-o '" + output + "' would overwrite the plan", kUsage);
+  ExplainRequest request{*costs, asJson, output, std::nullopt};
+  if (oneRank.getNumOccurrences() > 0) request.rank = oneRank;
+  if (!output.empty() && (asJson || request.rank))
+    return fail(kTool, "-o writes a page of all ranks: not with --json or --rank", kUsage);
+  if (llvm::sys::path::extension(input) == ".planx") return explainProgram(request);
+  auto options = compileOptions();
+  if (!options) return kUsage;
+  Diagnostics diags;
+  auto files = readPlan(input, diags, cluster);
+  if (diags.failed()) return finish(diags);
+  Diagnostics unspoilt = diags;
   Planx planx;
-  if (Exit code = compileInput(PassOptions(), planx); code != kYes) return code;
-  llvm::outs() << (asJson ? explainJson(planx, *costs) : explainText(planx, *costs));
-  return kYes;
+  std::string internal;
+  PassResult result = compilePlaced(files, *options, PassOptions(), planx, diags, internal);
+  if (Exit code = outcome(result, planx.roles, diags, internal); code != kYes) return code;
+  if (Exit code = finish(diags); code != kYes) return code;
+  Report report = reportOf(planx, *costs);
+  if (!request.rank) tryOtherwise(report, files, *options, unspoilt);
+  return show(report, request);
 }
 
 Exit drawProgram(const Planx& planx) {
@@ -341,13 +370,11 @@ Exit dump() {
   if (!planx) return fail(kTool, llvm::toString(planx.takeError()));
   if (isDrawn) return drawProgram(*planx);
   int64_t ranks = planx->grid().ranks();
-  if (dumpRank < 0 || dumpRank >= ranks)
-    return fail(kTool, "there is no rank " + llvm::Twine(dumpRank) + ": the grid has ranks 0 to " +
-                           llvm::Twine(ranks - 1));
+  if (oneRank < 0 || oneRank >= ranks) return fail(kTool, noRank(oneRank, ranks));
   PrintOptions options;
-  options.rank = dumpRank.getNumOccurrences() > 0 && !dumpModel ? int64_t(dumpRank) : -1;
+  options.rank = oneRank.getNumOccurrences() > 0 && !dumpModel ? int64_t(oneRank) : -1;
   options.locations = !noLocations;
-  printModule(dumpModel ? *planx->model : planx->program(dumpRank), llvm::outs(), options);
+  printModule(dumpModel ? *planx->model : planx->program(oneRank), llvm::outs(), options);
   return kYes;
 }
 

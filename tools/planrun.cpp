@@ -10,6 +10,7 @@
 
 #include "ir/planx.h"
 #include "ir/protocol.h"
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/Format.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -78,6 +79,9 @@ cl::opt<int> timeout("timeout", cl::init(60),
 cl::opt<std::string> logPath("log",
                              cl::desc("Write a JSON line a step: loss, ..., tokens by expert"),
                              cl::value_desc("FILE"), cl::cat(category), cl::sub(runCommand));
+cl::opt<std::string> summaryPath("summary",
+                                 cl::desc("Write a JSON line a rank when done: the memory it took"),
+                                 cl::value_desc("FILE"), cl::cat(category), cl::sub(runCommand));
 cl::opt<std::string> tracePath("trace", cl::desc("Write a Chrome/Perfetto trace of the last step"),
                                cl::value_desc("FILE"), cl::cat(category), cl::sub(runCommand));
 cl::opt<std::string> saveFolder("save", cl::desc("Save a checkpoint there when done"),
@@ -164,6 +168,7 @@ llvm::Expected<Planx> open(llvm::StringRef path) {
 struct First {
   std::optional<StepLog> log;
   std::optional<TraceFile> trace;
+  File summary;
   std::optional<Progress> progress;
   std::vector<StepRecord> records;
 
@@ -178,6 +183,11 @@ struct First {
       if (!opened) return opened.takeError();
       trace.emplace(std::move(*opened));
     }
+    if (!summaryPath.empty()) {
+      auto opened = File::openWrite(summaryPath);
+      if (!opened) return opened.takeError();
+      summary = std::move(*opened);
+    }
     progress.emplace(steps);
     return llvm::Error::success();
   }
@@ -188,6 +198,13 @@ struct First {
     return log ? log->write(record) : llvm::Error::success();
   }
 };
+
+// A line of each rank, in their order.
+llvm::Error summarise(Communicator& comm, const RankSummary& mine, File& into) {
+  auto lines = toFirst(comm, summaryLine(mine) + "\n");
+  if (!lines) return lines.takeError();
+  return onFirst(comm, [&] { return into.write(llvm::StringRef(llvm::join(*lines, ""))); });
+}
 
 // All ranks save, and the first says so.
 llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data) {
@@ -209,6 +226,7 @@ llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data)
   std::signal(SIGTERM, requestStop);
   std::signal(SIGHUP, requestStop);
   double elapsed = 0;
+  int64_t before = session.stepsDone();
   bool isSaved = false, isStopped = false;
   while (session.stepsDone() < steps && !isStopped) {
     if (trace && session.stepsDone() + 1 == steps) session.interpreter().setTrace(&*trace);
@@ -237,6 +255,10 @@ llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data)
     auto rows = toFirst(comm, trace->events());
     if (!rows) return rows.takeError();
     if (llvm::Error error = onFirst(comm, [&] { return first.trace->write(*rows); })) return error;
+  }
+  if (!summaryPath.empty()) {
+    RankSummary mine{comm.rank(), session.stepsDone() - before, session.interpreter().arenaBytes()};
+    if (llvm::Error error = summarise(comm, mine, first.summary)) return error;
   }
   if (isFirst) {
     first.progress.reset();
@@ -323,16 +345,19 @@ Exit run(Communicator* process) {
   if (steps < 1 || steps > kMaxStep)
     return fail("--steps takes a number from 1 to 2147483647", kUsage);
   for (const cl::opt<std::string>* option :
-       {&dataPath, &saveFolder, &loadPath, &logPath, &tracePath})
+       {&dataPath, &saveFolder, &loadPath, &logPath, &tracePath, &summaryPath})
     if (option->getNumOccurrences() > 0 && option->empty())
       return fail("--" + option->ArgStr + " is empty", kUsage);
-  for (llvm::StringRef out : {llvm::StringRef(logPath), llvm::StringRef(tracePath)})
+  for (llvm::StringRef out :
+       {llvm::StringRef(logPath), llvm::StringRef(tracePath), llvm::StringRef(summaryPath)})
     for (const std::string& in :
          {input.getValue(), dataPath.getValue(), Session::checkpointFile(loadPath),
           Session::checkpointFile(saveFolder)})
       if (isSameFile(out, in))
         return fail("'" + out + "' would be overwritten, and is read", kUsage);
   if (isSameFile(logPath, tracePath)) return fail("--log and --trace name the same file", kUsage);
+  if (isSameFile(summaryPath, logPath) || isSameFile(summaryPath, tracePath))
+    return fail("--summary names the same file as --log or --trace", kUsage);
   if (saveEvery < 0 || (saveEvery > 0 && saveFolder.empty()))
     return fail("--save-every takes a number from 1, with --save DIR", kUsage);
   return onRanks(process, runOn);

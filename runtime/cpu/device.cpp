@@ -122,6 +122,8 @@ class CpuDevice : public Device {
     return arena_;
   }
 
+  int64_t arenaBytes() const override { return bytes_; }
+
   llvm::Expected<std::byte*> allocate(int64_t bytes) override {
     return more_.emplace_back(new std::byte[size_t(bytes)]()).get();
   }

@@ -32,6 +32,7 @@ class CudaDevice : public Device {
   llvm::StringRef name() const override { return "cuda"; }
   bool isHost() const override { return false; }
   llvm::Expected<std::byte*> allocateArena(int64_t bytes) override;
+  int64_t arenaBytes() const override { return arenaBytes_; }
   llvm::Expected<std::byte*> allocate(int64_t bytes) override { return gpu_->allocate(bytes); }
   void copy(void* to, const void* from, int64_t bytes) override;
   void zero(void* at, int64_t bytes) override;
@@ -55,7 +56,6 @@ class CudaDevice : public Device {
   Driver& gpu() { return *gpu_; }
   Stream compute() const { return stream_; }
   std::byte* arena() const { return arena_; }
-  int64_t arenaBytes() const { return arenaBytes_; }
   void setWatch(GpuWatch* watch) { watch_ = watch; }
   // Waits until the event is done, or something went wrong.
   llvm::Error waitFor(Event event);

@@ -52,6 +52,12 @@ std::string stepLine(const StepRecord& record) {
   return line + ",\"experts\":[" + experts + "]}";
 }
 
+std::string summaryLine(const RankSummary& summary) {
+  return "{\"rank\":" + std::to_string(summary.rank) +
+         ",\"steps\":" + std::to_string(summary.steps) +
+         ",\"arena_bytes\":" + std::to_string(summary.arenaBytes) + "}";
+}
+
 std::string expertsText(llvm::ArrayRef<ExpertLoads> experts) {
   double busiest = 0, dropped = 0, choices = 0;
   for (const ExpertLoads& e : experts) {

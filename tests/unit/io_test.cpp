@@ -287,6 +287,11 @@ TEST(StepLog, WritesOneJsonLineAStep) {
   EXPECT_HAS(stepLine(record), "\"loss\":5.5412,");
 }
 
+TEST(StepLog, SummariesAreJson) {
+  EXPECT_EQ(summaryLine({2, 7, int64_t{1} << 40}),
+            "{\"rank\":2,\"steps\":7,\"arena_bytes\":1099511627776}");
+}
+
 TEST(StepLog, ListsTheExpertsLoads) {
   StepRecord record{3, 5.5, 0.1, 3e-4, 100, 1};
   record.experts = {{"layer.moe", {0}, {30, 34, 0, 0}, 4}, {"layer.moe", {1}, {16, 16, 16, 16}, 0}};

@@ -7,7 +7,7 @@
 
 namespace planc {
 
-// One self-contained page: no scripts from elsewhere, no fonts, no network.
+// One self-contained page: no scripts, no fonts, no network. The same report gives the same bytes.
 std::string reportHtml(const Report& report);
 
 }  // namespace planc

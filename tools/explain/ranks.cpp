@@ -2,12 +2,10 @@
 #include "tools/explain/ranks.h"
 
 #include <algorithm>
-#include <map>
 
 #include "ir/sharding.h"
 #include "ir/traffic.h"
 #include "llvm/Support/FormatVariadic.h"
-#include "tools/explain/text.h"
 
 namespace planc {
 namespace {
@@ -57,31 +55,6 @@ DividedAttention divided(const Module& role, const Op& attend, const Dim& querie
 
 }  // namespace
 
-std::vector<Sent> sentBetweenRanks(const Planx& planx) {
-  std::vector<Sent> most;
-  int64_t mostBytes = -1;
-  for (const auto& role : planx.roles) {
-    std::map<std::pair<std::string, std::string>, Sent> sums;
-    int64_t all = 0;
-    for (const Transfer& transfer : trafficOf(*role).transfers) {
-      std::string axes = namesOf(transfer.axes), op = transfer.op->info().text.str();
-      Sent& sum = sums.try_emplace({axes, op}, Sent{axes, op}).first->second;
-      int64_t bytes = saturatingMul(transfer.times, transfer.bytes);
-      sum.times = saturatingAdd(sum.times, transfer.times);
-      sum.bytes = saturatingAdd(sum.bytes, bytes);
-      all = saturatingAdd(all, bytes);
-    }
-    if (all <= mostBytes) continue;
-    mostBytes = all;
-    most.clear();
-    for (auto& [key, sum] : sums)
-      if (sum.bytes > 0) most.push_back(sum);
-  }
-  std::stable_sort(most.begin(), most.end(),
-                   [](const Sent& a, const Sent& b) { return a.bytes > b.bytes; });
-  return most;
-}
-
 std::vector<DividedAttention> dividedAttention(const Planx& planx) {
   std::vector<DividedAttention> list;
   eachOp(planx, [&](const Module& role, const Op& op) {
@@ -128,57 +101,23 @@ std::vector<SentRows> sentRows(const Planx& planx) {
   return list;
 }
 
-std::string explainRanksText(const Planx& planx) {
+std::string betweenText(const std::vector<DividedAttention>& attention,
+                        const std::vector<SentRows>& rows) {
   std::string text;
-  for (const DividedAttention& a : dividedAttention(planx))
+  for (const DividedAttention& a : attention)
     text += llvm::formatv(
                 "attention: '{0}' over {1} by {2}{3}: of {4} tokens a rank has {5} queries and "
                 "the keys of {6} at once; its pairs are {7:f3} of the mean at most\n",
                 a.seq, a.axes, a.method, a.isZigzag ? ", zigzag" : "", a.tokens, a.queries, a.keys,
                 a.mostPairs / a.meanPairs)
                 .str();
-  for (const SentRows& rows : sentRows(planx))
+  for (const SentRows& r : rows)
     text += llvm::formatv(
                 "experts: {0} of {1} on a rank, over {2}: it packs up to {3} rows and has "
                 "room for {4}\n",
-                rows.own, rows.experts, rows.axes, rows.packed, rows.room)
+                r.own, r.experts, r.axes, r.packed, r.room)
                 .str();
-  std::vector<Sent> sent = sentBetweenRanks(planx);
-  if (sent.empty()) return text;
-  text += planx.roles.size() > 1 ? "sent by a rank in a step, of the stage that sends the most\n"
-                                 : "sent by a rank in a step\n";
-  std::vector<std::vector<std::string>> rows{{"times", "bytes", "op", "along"}};
-  for (const Sent& s : sent)
-    rows.push_back({std::to_string(s.times), std::to_string(s.bytes), s.op, s.axes});
-  return text + columns(rows);
-}
-
-void explainRanksJson(const Planx& planx, llvm::json::Object& into) {
-  namespace json = llvm::json;
-  json::Array attention, experts, sent;
-  for (const DividedAttention& a : dividedAttention(planx))
-    attention.push_back(json::Object{{"dim", a.seq},
-                                     {"axes", a.axes},
-                                     {"method", a.method},
-                                     {"zigzag", a.isZigzag},
-                                     {"tokens", a.tokens},
-                                     {"queries", a.queries},
-                                     {"keys", a.keys},
-                                     {"pairs_most", a.mostPairs},
-                                     {"pairs_mean", a.meanPairs}});
-  for (const SentRows& rows : sentRows(planx))
-    experts.push_back(json::Object{{"dim", rows.expert},
-                                   {"axes", rows.axes},
-                                   {"experts", rows.experts},
-                                   {"own", rows.own},
-                                   {"rows_packed", rows.packed},
-                                   {"rows_room", rows.room}});
-  for (const Sent& s : sentBetweenRanks(planx))
-    sent.push_back(
-        json::Object{{"axes", s.axes}, {"op", s.op}, {"times", s.times}, {"bytes", s.bytes}});
-  into["attention"] = std::move(attention);
-  into["experts"] = std::move(experts);
-  into["sent"] = std::move(sent);
+  return text;
 }
 
 }  // namespace planc

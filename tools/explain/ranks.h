@@ -1,21 +1,12 @@
-// What ranks send each other in a step, how attention is divided between them, and the experts' rows:
-// sections of `planc explain`.
+// How attention is divided between ranks, and the experts' rows.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "ir/planx.h"
-#include "llvm/Support/JSON.h"
 
 namespace planc {
-
-// What a rank sends in a step along some axes by one kind of op, of the stage where that is most.
-struct Sent {
-  std::string axes, op;
-  int64_t times = 0, bytes = 0;
-};
-std::vector<Sent> sentBetweenRanks(const Planx& planx);
 
 // Attention whose tokens ranks hold apart.
 struct DividedAttention {
@@ -37,7 +28,8 @@ struct SentRows {
 };
 std::vector<SentRows> sentRows(const Planx& planx);
 
-std::string explainRanksText(const Planx& planx);
-void explainRanksJson(const Planx& planx, llvm::json::Object& into);
+// Both in sentences, a line each.
+std::string betweenText(const std::vector<DividedAttention>& attention,
+                        const std::vector<SentRows>& rows);
 
 }  // namespace planc

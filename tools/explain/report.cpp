@@ -3,6 +3,9 @@
 
 #include <algorithm>
 
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringExtras.h"
+
 namespace planc {
 namespace {
 
@@ -21,6 +24,12 @@ StageBill billOf(const Planx& planx, const Module& program, Wires& wires) {
 
 }  // namespace
 
+std::string Change::text() const {
+  std::vector<std::string> parts = statements;
+  llvm::append_range(parts, arguments);
+  return llvm::join(parts, "; ");
+}
+
 int64_t StageBill::bytesSent() const {
   int64_t bytes = 0;
   for (const Talk& talk : talks) bytes = saturatingAdd(bytes, talk.bytes);
@@ -36,6 +45,11 @@ double StageBill::wireSeconds() const {
 std::optional<bool> Report::fits() const {
   if (cluster().memory() == 0) return std::nullopt;
   return fullestStage().memory.arena <= cluster().memory();
+}
+
+double Report::peakRate() const {
+  std::optional<Elem> elem = elemByName(planx->model->settings.word("precision"));
+  return elem ? cluster().rate(*elem) : 0;
 }
 
 Report reportOf(const Planx& planx, const WorkCosts& costs) {

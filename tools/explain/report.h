@@ -34,10 +34,14 @@ struct StageBill {
 
 // A plan otherwise than it stands.
 struct Change {
-  std::string what;  // `recompute layer`, as the plan would say it, or `--grid data=4,tensor=16`
-  bool isOption = false;  // of the command line; else a statement of the plan
-  int64_t arena = 0;      // of the fullest rank
-  double seconds = 0;     // of a step; 0: the cluster gives no rates
+  std::vector<std::string> statements;  // of the plan: `recompute layer`
+  std::vector<std::string> arguments;   // of the command line: `--grid data=4,tensor=16`
+  int64_t ranks = 1;
+  int64_t arena = 0;   // of the fullest rank
+  double flops = 0;    // in a step, of a rank of the stage that computes the most
+  double seconds = 0;  // of a step; 0: the cluster gives no rates
+
+  std::string text() const;  // all of it
 };
 
 // The next doubling of an axis, all else as it is.
@@ -49,8 +53,9 @@ struct Ceiling {
   int64_t bytesSent = 0;  // in a step, of a rank of the stage that sends the most
   double flops = 0;       // in a step, of a rank of the stage that computes the most
   double bubble = 0;
-  double seconds = 0;            // of a step; 0: the cluster gives no rates
-  bool isBeyondCluster = false;  // more ranks than the cluster has devices: no times
+  double seconds = 0;  // of a step; 0: the cluster gives no rates
+  // More ranks than it has devices: figures are for one with more of its outermost units.
+  bool isBeyondCluster = false;
 };
 
 struct Report {
@@ -68,12 +73,15 @@ struct Report {
   std::vector<DividedAttention> attention;
   std::vector<SentRows> rows;
   std::vector<Change> changes;    // that make it fit, the cheapest first; empty where it fits
+  std::optional<Change> nearest;  // where none of those tried fits: the one with the smallest arena
   std::vector<Ceiling> ceilings;  // in the grid's order
 
   const Cluster& cluster() const { return planx->roles.front()->cluster; }
   const StageBill& fullestStage() const { return stages[fullest]; }
   // Whether the fullest rank's arena fits a device; nullopt: the plan names no cluster, or it gives none.
   std::optional<bool> fits() const;
+  // Operations/s of a device in the plan's precision; 0: the cluster gives none.
+  double peakRate() const;
 };
 
 // Without changes and ceilings, which need the compiler (what_if.h). Keeps pointers into `planx`.

@@ -1,22 +1,21 @@
-// What a compiled plan costs, before it runs: `planc explain`.
+// `planc explain` in a terminal.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "ir/planx.h"
-#include "ir/schedule.h"
+#include "tools/explain/report.h"
 
 namespace planc {
 
-struct Stages;
+// All of it.
+std::string explainText(const Report& report);
 
-// `costs`: what a chunk's tasks take, for the idle time.
-std::string explainText(const Planx& planx, const WorkCosts& costs);
-std::string explainJson(const Planx& planx, const WorkCosts& costs);
+// `--rank R`: what one card holds, where it is and whom it talks to.
+std::string explainRankText(const Report& report, int64_t rank);
 
-// Columns as wide as they need be; numbers to the right.
-std::string columns(const std::vector<std::vector<std::string>>& rows);
+// Columns as wide as they need be; the first `left` of them to the left, others to the right.
+std::string columns(const std::vector<std::vector<std::string>>& rows, size_t left = 0);
 
 // `planc dump --schedule`: what each chunk does, the figures, and the drawing.
 std::string showSchedule(const Stages& stages, const WorkCosts& costs);

@@ -1,0 +1,151 @@
+// Plans otherwise than they stand: other orders of the axes, changes that would make it fit, and the next
+// doubling of each axis. Tested by tests/unit/html_test.cpp.
+#include <algorithm>
+
+#include "llvm/ADT/StringExtras.h"
+#include "tools/explain/html_sections.h"
+
+namespace planc::html {
+namespace {
+
+struct Order {
+  std::string what;  // markup
+  const Placing* placing;
+};
+
+std::vector<Order> ordersOf(const Placement& placement) {
+  std::vector<Order> orders{{"chosen", &placement.chosen}};
+  if (placement.runnerUp) orders.push_back({"runner-up", &*placement.runnerUp});
+  orders.push_back({"as written", &placement.written});
+  if (placement.unbound)
+    orders.push_back({"without the plan's <code>place</code>", &*placement.unbound});
+  for (const Across& across : placement.across)
+    orders.push_back({escaped(across.axis) + " across units", &across.placing});
+  return orders;
+}
+
+std::string orderText(const Placing& placing) {
+  return "<span class=\"order\">" + escaped(llvm::join(placing.axes, " · ")) + "</span>";
+}
+
+// Seconds of a step; the cluster may give no rates.
+std::string stepText(double time) { return time > 0 ? seconds(time) : "not known"; }
+
+std::string fitText(const Cluster& cluster, int64_t arena) {
+  if (cluster.memory() <= 0) return "not known";
+  int64_t left = cluster.memory() - arena;
+  return left >= 0 ? "✓ " + memory(left) + " to spare" : "✗ " + memory(-left) + " too much";
+}
+
+}  // namespace
+
+void printPlacement(Out& out, const Report& report) {
+  open(out, "placement", "Which axes lie close together");
+  if (!report.placement) {
+    paragraph(out, "There is nothing to order: no cluster of several levels, or one axis.");
+    return close(out);
+  }
+  const Placement& placement = *report.placement;
+  const Cluster& cluster = report.cluster();
+  paragraph(out,
+            "Orders of the grid's axes, the outermost first and the last on the fastest wires, and "
+            "the least time of a step's messages, one behind the other, of the stage where "
+            "that is most. The axes lie in the chosen order.");
+  Chart chart{
+      "Least time on the wires in a step by order of the axes; the same figures stand in the "
+      "table",
+      {},
+      0};
+  Table table{"Bytes are those that all ranks together send in a step over a level's wires",
+              {{"order", true}, {"axes", true}, {"time on the wires"}, {"of the chosen"}},
+              {},
+              0};
+  for (const ClusterLevel& level : cluster.levels) table.columns.push_back({"over " + level.name});
+  for (const Order& order : ordersOf(placement)) {
+    const Placing& placing = *order.placing;
+    double ratio = placement.chosen.seconds > 0 ? placing.seconds / placement.chosen.seconds : 0;
+    chart.scale = std::max(chart.scale, placing.seconds);
+    chart.bars.push_back(
+        {order.what,
+         seconds(placing.seconds),
+         {{order.placing == &placement.chosen ? 0 : 7, llvm::join(placing.axes, " · "),
+           placing.seconds, secondsText(placing.seconds)}}});
+    auto& row = table.rows.emplace_back(
+        std::vector<std::string>{order.what, orderText(placing), seconds(placing.seconds),
+                                 ratio > 0 ? figure(ratio, "× " + numberText(ratio, "")) : ""});
+    for (size_t level = 0; level < cluster.levels.size(); ++level)
+      row.push_back(level < placing.bytes.size()
+                        ? figure(placing.bytes[level], trafficText(placing.bytes[level]))
+                        : "");
+  }
+  print(out, chart);
+  print(out, table);
+  for (const Within& within : report.planx->roles.front()->places)
+    note(out, "The plan says <code>place " + escaped(listText(within.axes)) + " within " +
+                  escaped(within.level) + "</code>.");
+  close(out);
+}
+
+void printChanges(Out& out, const Report& report) {
+  if (report.changes.empty()) return;
+  open(out, "changes", "What would make it fit");
+  Table table{"The cheapest first; each compiled, so the figures are exact",
+              {{"change", true},
+               {"where", true},
+               {"arena of the fullest rank"},
+               {"arena, bytes"},
+               {"against a device", true},
+               {"a step"}},
+              {}};
+  for (const Change& change : report.changes)
+    table.rows.push_back({"<code>" + escaped(change.what) + "</code>",
+                          change.isOption ? "on the command line" : "in the plan",
+                          memory(change.arena), count(change.arena),
+                          fitText(report.cluster(), change.arena), stepText(change.seconds)});
+  print(out, table);
+  close(out);
+}
+
+void printCeilings(Out& out, const Report& report) {
+  if (report.ceilings.empty()) return;
+  open(out, "ceilings", "The next doubling of each axis");
+  Table table{"All else as it is; the first row is the plan as it stands",
+              {{"axis", true},
+               {"ranks"},
+               {"arena of the fullest rank"},
+               {"sent by a rank"},
+               {"work of a rank"},
+               {"bubble"},
+               {"a step"},
+               {"", true}},
+              {}};
+  int64_t sent = 0;
+  double work = 0;
+  for (const StageBill& stage : report.stages) {
+    sent = std::max(sent, stage.bytesSent());
+    work = std::max(work, stage.work.flops);
+  }
+  double bubble = report.time.bubble;
+  if (report.time.seconds <= 0 && report.pipeline)
+    bubble = report.pipeline->timeline(report.costs).bubble();
+  table.rows.push_back({"as it stands", "", memory(report.fullestStage().memory.arena),
+                        traffic(sent), flops(work), share(bubble), stepText(report.time.seconds),
+                        ""});
+  for (const Ceiling& ceiling : report.ceilings) {
+    auto& row = table.rows.emplace_back(std::vector<std::string>{
+        escaped(ceiling.axis), count(ceiling.ranks) + " → " + count(ceiling.next)});
+    if (!ceiling.why.empty()) {
+      row.resize(table.columns.size() - 1, "–");
+      row.push_back("not legal: " + escaped(ceiling.why));
+      continue;
+    }
+    row.insert(row.end(),
+               {memory(ceiling.arena), traffic(ceiling.bytesSent), flops(ceiling.flops),
+                share(ceiling.bubble), ceiling.isBeyondCluster ? "–" : stepText(ceiling.seconds),
+                ceiling.isBeyondCluster ? "more ranks than the cluster has devices" : ""});
+  }
+  print(out, table);
+  close(out);
+}
+
+}  // namespace planc::html
