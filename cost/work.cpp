@@ -19,14 +19,11 @@ double bytesOf(llvm::ArrayRef<Value*> values) {
 
 Type sliceOf(const Op& op) { return op.var->slice(op.parent()->enclosing()); }
 
-// Whether a value was made where the variable lies that it is written to; its strides then are the
-// variable's own.
+// Whether a value was made where the variable lies that it is written to: both are needed then, so no other
+// value begins there.
 bool isMadeThere(const Op& write) {
   const auto &made = write.operand(0)->place, &there = write.var->place;
-  if (!made || !there) return false;
-  int64_t size = write.var->type.bytes();
-  if (write.var->flights > 1) size = saturatingMul(size, write.var->flights);
-  return made->offset >= there->offset && made->offset - there->offset < size;
+  return made && there && made->offset == there->offset;
 }
 
 // `times` is how often a step comes to the block, `last` how often to the last iteration of the repeat
