@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {
@@ -42,7 +43,7 @@ Span spanOf(const Cluster& cluster, const PlanAxis& axis, int64_t ranks) {
 
 std::string wiresText(const ClusterLevel& level) {
   std::string text;
-  if (level.link() > 0) text = numberText(level.link(), "B/s");
+  if (level.link() > 0) text = rateText(level.link(), "B/s");
   if (level.latency() > 0) text += (text.empty() ? "" : ", ") + secondsText(level.latency());
   return text.empty() ? "no rates given" : text;
 }
@@ -209,7 +210,7 @@ class GridPicture {
     if (units < 2) return;
     siblingName_ = cluster_.levels[levels - 1].name;
     out_ << "<div class=\"unit\"><div class=\"unit-name\">" << escaped(cluster_.levels[levels].name)
-         << " 0: × " << countText(units) << " like that " << escaped(siblingName_);
+         << " 0: × " << groupedText(units) << " like that " << escaped(siblingName_);
     if (units > kMostCells) out_ << ", of which " << kMostCells << " are drawn";
     out_ << "</div>\n";
     cells(0, each, std::min(units, kMostCells));

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {
@@ -64,10 +65,10 @@ void printBytes(Out& out, const Cluster& cluster, llvm::ArrayRef<Line> lines) {
       lines.front().bytes};
   for (const Line& line : lines) {
     Bar bar = barOf(cluster, line);
-    bar.end = figure(line.bytes, trafficText(line.bytes));
+    bar.end = bytes(line.bytes);
     for (const Talk* talk : line.talks)
       bar.pieces.push_back({colourOf(talk->kind), opText(*talk), double(talk->bytes),
-                            trafficText(double(talk->bytes)) + " in " + countText(talk->calls) +
+                            bytesText(double(talk->bytes)) + " in " + groupedText(talk->calls) +
                                 (talk->calls == 1 ? " call" : " calls")});
     chart.bars.push_back(std::move(bar));
   }
@@ -109,9 +110,9 @@ void printLegend(Out& out, llvm::ArrayRef<Line> lines, bool hasHidden) {
 
 std::vector<std::string> rowOf(const Report& report, const StageBill& stage, const Talk& talk) {
   const Cluster& cluster = report.cluster();
-  std::string bytes = talk.isBound ? "≤ " + traffic(talk.bytes) : traffic(talk.bytes);
+  std::string sent = (talk.isBound ? "≤ " : "") + bytes(talk.bytes);
   std::vector<std::string> row{escaped(axesText(talk)), escaped(opText(talk)), count(talk.calls),
-                               bytes};
+                               sent};
   if (report.stages.size() > 1) row.insert(row.begin(), escaped(stageText(stage)));
   if (cluster.levels.empty()) return row;
   row.push_back(escaped(levelText(cluster, talk.reach.level)));
@@ -139,7 +140,7 @@ void printTables(Out& out, const Report& report, const StageBill& most) {
   for (const Talk& talk : most.talks)
     if (talk.isBound)
       note(out, "≤: rows for experts; the data decides how many leave. Spread evenly, " +
-                    escaped(axesText(talk)) + " carries " + traffic(talk.evenBytes) + ".");
+                    escaped(axesText(talk)) + " carries " + bytes(talk.evenBytes) + ".");
   if (report.stages.size() == 1) return;
   Table all = tableOf(report, "In a step, of a rank of each stage");
   for (const StageBill& stage : report.stages)
@@ -165,7 +166,7 @@ void printWires(Out& out, const Report& report) {
   }
   std::string whose =
       most.title.empty() ? "Every rank sends " : "A rank of " + escaped(most.title) + " sends ";
-  std::string text = whose + traffic(most.bytesSent()) + " in a step";
+  std::string text = whose + bytes(most.bytesSent()) + " in a step";
   bool hasTimes = most.wireSeconds() > 0;
   if (hasTimes)
     text +=

@@ -46,6 +46,14 @@ std::string secondsText(double seconds) {
 }
 
 std::string countText(double count) { return scaled(count, ""); }
+std::string rateText(double rate, llvm::StringRef unit) { return scaled(rate, unit); }
 std::string flopsText(double flops) { return scaled(flops, "FLOP"); }
+
+std::string groupedText(int64_t count) {
+  std::string digits = std::to_string(count);
+  size_t first = digits[0] == '-' ? 1 : 0;
+  for (size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
+  return digits;
+}
 
 }  // namespace planc
