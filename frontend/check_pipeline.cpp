@@ -95,7 +95,7 @@ void PlanChecker::checkOtherUses(const PlanAxis& axis) {
         .note(settings_.pipeline.loc, Diag::GivenHere, cuttings_.front().dim->text)
         .suggest("use another axis for '" + what + "'");
   };
-  Words parts = partsOf(axis, Reach::All);
+  Words parts = partsOf(axis, Extent::All);
   for (const Split& split : settings_.splits)
     if (llvm::any_of(parts, [&](const auto& part) { return llvm::is_contained(split.axes, part); }))
       refuse(split.loc, split.dim);

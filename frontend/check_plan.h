@@ -18,9 +18,9 @@ namespace planc {
 struct OptimizerSetting;
 
 // Of an axis: all of its ranks, those within one unit of a level, or one of each unit.
-enum class Reach { All, Within, Across };
-Reach reachOf(const ast::Target& target);
-inline bool overlap(Reach a, Reach b) { return a == b || a == Reach::All || b == Reach::All; }
+enum class Extent { All, Within, Across };
+Extent extentOf(const ast::Target& target);
+inline bool overlap(Extent a, Extent b) { return a == b || a == Extent::All || b == Extent::All; }
 
 class PlanChecker {
  public:
@@ -37,7 +37,7 @@ class PlanChecker {
     struct Part {
       const PlanAxis* axis;
       bool isZigzag;  // each rank is dealt two blocks
-      Reach reach = Reach::All;
+      Extent extent = Extent::All;
       // Its ranks when the axis has so many.
       int64_t ranks(int64_t ofAxis) const;
       int64_t ranks() const { return ranks(axis->size); }
@@ -108,7 +108,7 @@ class PlanChecker {
   // Axes that are cut where units of a level end (check_scopes.cpp).
   void cutAxes();
   void cutAxis(PlanAxis& axis, const std::vector<const ast::Target*>& scoped);
-  Words partsOf(const PlanAxis& axis, Reach reach) const;
+  Words partsOf(const PlanAxis& axis, Extent extent) const;
 
   // Pipelines (check_pipeline.cpp).
   void addRepeat(const ast::Ident& dim, const DimInfo& info,

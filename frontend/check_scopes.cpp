@@ -10,9 +10,9 @@ namespace planc {
 constexpr int64_t kMaxTried = 4096;  // sizes of an axis that a help considers
 constexpr size_t kMaxNamed = 6;      // and names: the nearest
 
-Reach reachOf(const ast::Target& target) {
-  if (target.scope.text.empty()) return Reach::All;
-  return target.scope.text == "across" ? Reach::Across : Reach::Within;
+Extent extentOf(const ast::Target& target) {
+  if (target.scope.text.empty()) return Extent::All;
+  return target.scope.text == "across" ? Extent::Across : Extent::Within;
 }
 
 // Before statements are checked: all that splits say of an axis belongs together.
@@ -21,7 +21,7 @@ void PlanChecker::cutAxes() {
   for (const ast::PlanStmt& stmt : plan_.body)
     if (auto* split = std::get_if<ast::Split>(&stmt.node))
       for (const ast::Target& target : split->targets)
-        if (reachOf(target) != Reach::All) scoped[target.axis.text].push_back(&target);
+        if (extentOf(target) != Extent::All) scoped[target.axis.text].push_back(&target);
   for (PlanAxis& axis : settings_.grid) {
     if (auto at = scoped.find(axis.name); at != scoped.end()) cutAxis(axis, at->second);
     if (axis.size == 1) continue;
@@ -33,7 +33,7 @@ void PlanChecker::cutAxes() {
 void PlanChecker::cutAxis(PlanAxis& axis, const std::vector<const ast::Target*>& scoped) {
   const ast::Ident* level = nullptr;
   for (const ast::Target* target : scoped) {
-    if (reachOf(*target) != Reach::Within) continue;
+    if (extentOf(*target) != Extent::Within) continue;
     if (level == nullptr) {
       level = &target->scope;
     } else if (level->text != target->scope.text) {
@@ -50,6 +50,8 @@ void PlanChecker::cutAxis(PlanAxis& axis, const std::vector<const ast::Target*>&
   }
   size_t levels = findLevel(*level, "within");
   if (levels == 0) return;
+  if (axis.size > 1)
+    settings_.places.push_back({{axis.name}, level->text, level->loc, /*isScope=*/true});
   int64_t devices = devicesWithin(levels), behind = 1;
   for (auto at = settings_.grid.rbegin(); at->name != axis.name; ++at)
     behind = saturatingMul(behind, at->size);
@@ -83,21 +85,21 @@ void PlanChecker::cutAxis(PlanAxis& axis, const std::vector<const ast::Target*>&
 }
 
 // The names of an axis's parts in the layout.
-Words PlanChecker::partsOf(const PlanAxis& axis, Reach reach) const {
+Words PlanChecker::partsOf(const PlanAxis& axis, Extent extent) const {
   Words names;
   for (const Axis& part : settings_.layout.find(axis.name)) names.push_back(part.name);
-  if (reach == Reach::All || names.empty()) return names;
+  if (extent == Extent::All || names.empty()) return names;
   if (axis.within == 0) return {};  // reported
-  if (names.size() == 2) return {reach == Reach::Across ? names[0] : names[1]};
+  if (names.size() == 2) return {extent == Extent::Across ? names[0] : names[1]};
   // All of it lies within, or each rank in a unit of its own.
-  return (reach == Reach::Within) == (axis.inside(axis.size) > 1) ? names : Words();
+  return (extent == Extent::Within) == (axis.inside(axis.size) > 1) ? names : Words();
 }
 
 int64_t PlanChecker::Cut::Part::ranks(int64_t ofAxis) const {
-  if (reach == Reach::All) return ofAxis;
+  if (extent == Extent::All) return ofAxis;
   if (axis->within == 0) return 1;  // reported
   int64_t inside = axis->inside(ofAxis);
-  return reach == Reach::Within ? inside : ofAxis / inside;
+  return extent == Extent::Within ? inside : ofAxis / inside;
 }
 
 }  // namespace planc

@@ -122,10 +122,10 @@ void PlanChecker::check(const ast::Split& split, Loc) {
                 target.axis.loc.line == targets.back()->axis.loc.line;
     if (!more && !once(axes, target.axis, Diag::AxisTwice)) continue;
     if (findAxis(target.axis) == nullptr) continue;
-    Reach reach = reachOf(target);
+    Extent extent = extentOf(target);
     const ast::Target* other = nullptr;
     for (const ast::Target* before : targets)
-      if (before->axis.text == target.axis.text && overlap(reachOf(*before), reach)) other = before;
+      if (before->axis.text == target.axis.text && overlap(extentOf(*before), extent)) other = before;
     if (other != nullptr)
       diags_.report(target.method.loc, Diag::ScopesOverlap, target.axis.text)
           .note(other->method.loc, Diag::GivenHere, other->method.text)
@@ -167,7 +167,7 @@ void PlanChecker::checkMethod(const ast::Ident& dim, const DimInfo& info,
     diags_.report(target.stages.front().loc, Diag::StagesNotPipeline, dim.text);
   if (!target.scope.text.empty() && (info.uses & kIterations) != 0)
     diags_.report(target.scope.loc, Diag::MethodWrongDim,
-                  reachOf(target) == Reach::Across ? "across" : "within", "dims of tensors",
+                  extentOf(target) == Extent::Across ? "across" : "within", "dims of tensors",
                   dim.text);
   const ast::Ident& name = target.method;
   if (name.text.empty()) return;
@@ -232,7 +232,7 @@ void PlanChecker::addCut(const ast::Ident& dim, const DimInfo& info,
                          const std::vector<const ast::Target*>& targets) {
   Cut cut{&dim, &info, {}};
   for (const ast::Target* target : targets) {
-    Cut::Part part{axisNamed(target->axis.text), isZigzag(*target, info), reachOf(*target)};
+    Cut::Part part{axisNamed(target->axis.text), isZigzag(*target, info), extentOf(*target)};
     if (part.ranks() > 1) cut.parts.push_back(part);
   }
   if (!cut.parts.empty()) cuts_.push_back(std::move(cut));
@@ -243,7 +243,7 @@ void PlanChecker::checkOrders(const ast::Ident& dim, const DimInfo& info,
                               const std::vector<const ast::Target*>& targets) {
   std::vector<const ast::Target*> nested;
   for (const ast::Target* target : targets)
-    if (!partsOf(*axisNamed(target->axis.text), reachOf(*target)).empty()) nested.push_back(target);
+    if (!partsOf(*axisNamed(target->axis.text), extentOf(*target)).empty()) nested.push_back(target);
   llvm::stable_sort(nested, [&](const ast::Target* a, const ast::Target* b) {
     return nesting(methodOf(*a, info)) < nesting(methodOf(*b, info));
   });
@@ -264,7 +264,7 @@ void PlanChecker::addSplits(const ast::Ident& dim, const DimInfo& info,
   for (const ast::Target* target : targets) {
     std::string how = methodOf(*target, info).str(),
                 order = isZigzag(*target, info) ? "zigzag" : "";
-    Words axes = partsOf(*axisNamed(target->axis.text), reachOf(*target));
+    Words axes = partsOf(*axisNamed(target->axis.text), extentOf(*target));
     if (axes.empty()) continue;
     auto at = llvm::find_if(
         splits, [&](const Split& split) { return split.how == how && split.order == order; });
@@ -282,7 +282,7 @@ void PlanChecker::addSplits(const ast::Ident& dim, const DimInfo& info,
 void PlanChecker::addHeads(const ast::Ident& dim, const DimInfo& info,
                            const std::vector<const ast::Target*>& targets) {
   for (const ast::Target* target : targets) {
-    Cut::Part part{axisNamed(target->axis.text), false, reachOf(*target)};
+    Cut::Part part{axisNamed(target->axis.text), false, extentOf(*target)};
     if (target->method.text == "heads" && (info.uses & kAttended) != 0 && part.ranks() > 1)
       headCuts_.push_back({&dim, &info, target->method, part});
   }
@@ -311,7 +311,7 @@ void PlanChecker::cutHeads() {
         cut = std::prev(cuts_.end());
       }
       bool isCutSo = llvm::any_of(cut->parts, [&](const Cut::Part& part) {
-        return part.axis == more.part.axis && overlap(part.reach, more.part.reach);
+        return part.axis == more.part.axis && overlap(part.extent, more.part.extent);
       });
       if (!isCutSo) cut->parts.push_back(more.part);
     }

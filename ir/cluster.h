@@ -43,11 +43,14 @@ struct Cluster {
   bool operator==(const Cluster&) const = default;
 };
 
-// `place tensor within node`: ranks that differ on these axes alone lie in one unit of the level.
+// `place tensor within node`: ranks that differ on these axes alone lie in one unit of the level. A scope is
+// of a split, `by METHOD within node`: what of an axis lies in one unit follows from the ranks behind it in
+// the grid, so another order of axes must have as many behind it.
 struct Within {
   Words axes;
   std::string level;
   Loc loc = {};
+  bool isScope = false;
 };
 
 }  // namespace planc

@@ -58,7 +58,7 @@ class Reader {
   bool shard(Module& module);
   bool cluster(Module& module);
   bool level(Module& module);
-  bool within(Module& module);
+  bool within(Module& module, bool isScope);
   bool pipeline(Module& module);
   bool header(Module& module);
   bool variable(Module& module);
@@ -406,13 +406,14 @@ bool Reader::level(Module& module) {
   return true;
 }
 
-bool Reader::within(Module& module) {
+bool Reader::within(Module& module, bool isScope) {
   Within place;
+  place.isScope = isScope;
   Loc at = token_.loc;
   Attr axes;
   if (!attr(axes)) return false;
   auto* list = std::get_if<Words>(&axes);
-  if (!list) return failAt(at, "'place' takes a list");
+  if (!list) return failAt(at, "axes are a list");
   place.axes = *list;
   if (!acceptWord("within")) return fail("'within'");
   if (!word(place.level) || !loc(place.loc)) return false;
@@ -677,7 +678,9 @@ std::unique_ptr<Module> Reader::module() {
     } else if (acceptWord("level")) {
       ok = level(*module);
     } else if (acceptWord("place")) {
-      ok = within(*module);
+      ok = within(*module, false);
+    } else if (acceptWord("scope")) {
+      ok = within(*module, true);
     } else if (acceptWord("pipeline")) {
       ok = pipeline(*module);
     } else if (isWord("call") || isWord("start") || isWord("wait")) {
@@ -694,7 +697,7 @@ std::unique_ptr<Module> Reader::module() {
       ok = function(*module);
     } else {
       ok = fail(
-          "'arena', 'file', 'set', 'cluster', 'level', 'grid', 'split', 'shard', 'place', 'pipeline', "
+          "'arena', 'file', 'set', 'cluster', 'level', 'grid', 'split', 'shard', 'place', 'scope', 'pipeline', "
           "'call', 'start', 'wait', 'var', 'func' or '}'");
     }
     if (!ok) return nullptr;

@@ -193,7 +193,7 @@ std::string Encoder::module(const Module& module) {
     string(level.name), integer(level.count), attrs(level.figures);
   number(module.places.size());
   for (const Within& place : module.places)
-    words(place.axes), string(place.level), loc(place.loc);
+    words(place.axes), string(place.level), loc(place.loc), number(place.isScope);
   const Pipeline& pipeline = module.pipeline;
   string(pipeline.axis);
   words(pipeline.dims);
@@ -486,6 +486,7 @@ std::unique_ptr<Module> Decoder::module() {
     place.axes = words();
     place.level = string();
     place.loc = loc();
+    place.isScope = number() != 0;
   }
   Pipeline& pipeline = module->pipeline;
   pipeline.axis = string();

@@ -246,7 +246,7 @@ void Printer::grid(const Module& module) {
     out_ << '\n';
   }
   for (const Within& place : module.places) {
-    out_ << "  place ";
+    out_ << (place.isScope ? "  scope " : "  place ");
     attr(place.axes);
     out_ << " within " << place.level;
     loc(place.loc);

@@ -11,9 +11,10 @@
 
 namespace planc {
 
-// Compiles the plan that the options ask for. Where its cluster has levels to choose from, the plan is
-// compiled twice: as written, for the bytes of its messages, then with the grid's axes in the order for
-// which the wires need the least time (cost/placement.h). `options.order`, if given, is kept.
+// Compiles the plan that the options ask for, with the grid's axes in the order for which the wires of its
+// cluster need the least time (cost/placement.h), if it has levels to choose from: the plan is compiled as
+// it is written, for the bytes of its messages, and again if that is another order, which the model's
+// setting `written` then tells. `options.order`, if given, is kept.
 // `planx.model` is null after errors that the frontend reported.
 PassResult compilePlaced(const std::vector<std::unique_ptr<ast::File>>& files,
                          CompileOptions options, const PassOptions& passes, Planx& planx,
