@@ -188,7 +188,7 @@ TEST(Html, HostileNames) {
   invent(report);
   report.stages[report.fullest].memory.arena += int64_t{1} << 40;
   report.plan = hostile;
-  made.planx.model->files.push_back(hostile);
+  made.planx.model->files = {hostile};
   made.planx.roles.front()->cluster.device = hostile;
   made.planx.roles.front()->cluster.levels[0].name = hostile;
   for (StageBill& stage : report.stages) {

@@ -14,14 +14,15 @@ struct Order {
   const Placing* placing;
 };
 
-std::vector<Order> ordersOf(const Placement& placement) {
+std::vector<Order> ordersOf(const Placement& placement, const Cluster& cluster) {
   std::vector<Order> orders{{"chosen", &placement.chosen}};
   if (placement.runnerUp) orders.push_back({"runner-up", &*placement.runnerUp});
   orders.push_back({"as written", &placement.written});
   if (placement.unbound)
     orders.push_back({"without the plan's <code>place</code>", &*placement.unbound});
   for (const Across& across : placement.across)
-    orders.push_back({escaped(across.axis) + " across units", &across.placing});
+    orders.push_back(
+        {escaped(across.axis + " across " + levelText(cluster, 0) + "s"), &across.placing});
   return orders;
 }
 
@@ -62,7 +63,7 @@ void printPlacement(Out& out, const Report& report) {
               {},
               0};
   for (const ClusterLevel& level : cluster.levels) table.columns.push_back({"over " + level.name});
-  for (const Order& order : ordersOf(placement)) {
+  for (const Order& order : ordersOf(placement, cluster)) {
     const Placing& placing = *order.placing;
     double ratio = placement.chosen.seconds > 0 ? placing.seconds / placement.chosen.seconds : 0;
     chart.scale = std::max(chart.scale, placing.seconds);

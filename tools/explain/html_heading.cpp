@@ -95,7 +95,7 @@ void printHeading(Out& out, const Report& report) {
   out << "<header>\n<p class=\"eyebrow\">What a plan costs</p>\n<h1>" << escaped(report.plan)
       << "</h1>\n<p class=\"sub\">";
   if (!report.planx->model->files.empty())
-    out << "<code>" << escaped(report.planx->model->files.back()) << "</code> · ";
+    out << "<code>" << escaped(report.planx->model->files.front()) << "</code> · ";
   out << count(ranks) << (ranks == 1 ? " rank" : " ranks");
   if (!grid.axes.empty()) out << ": " << escaped(axesText(axesOf(grid)));
   out << " · "

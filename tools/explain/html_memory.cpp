@@ -57,14 +57,12 @@ void printTable(Out& out, const Report& report) {
       {},
       report.stages.size() > 1 ? int(report.fullest) : -1};
   for (const Part& part : kParts) table.columns.push_back({part.name});
-  table.columns.push_back({"arena"});
   table.columns.push_back({"arena, bytes"});
   for (const StageBill& stage : report.stages) {
     auto& row = table.rows.emplace_back(
         std::vector<std::string>{escaped(stageText(stage)), count(stage.ranks),
                                  count(stage.parameters), count(stage.inFlight)});
     for (const Part& part : kParts) row.push_back(bytes(stage.memory.*part.bytes));
-    row.push_back(bytes(stage.memory.arena));
     row.push_back(count(stage.memory.arena));
   }
   print(out, table);
@@ -104,7 +102,10 @@ void printSaved(Out& out, const Report& report) {
       table.rows.push_back({escaped(stageText(stage)), count(chunk.chunk), bytes(chunk.bytes),
                             count(chunk.flights),
                             bytes(saturatingMul(chunk.bytes, chunk.flights))});
+  if (table.rows.empty()) return;
+  out << "<details>\n<summary>Saved activations by chunk</summary>\n";
   print(out, table);
+  out << "</details>\n";
 }
 
 }  // namespace

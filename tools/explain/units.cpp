@@ -23,7 +23,8 @@ std::string scaled(double value, llvm::StringRef unit) {
 }  // namespace
 
 ByteUnit unitFor(double bytes) {
-  ByteUnit units[] = {{"B", 1}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  ByteUnit units[] = {{"B", 1},        {"KiB", 0x1p10}, {"MiB", 0x1p20},
+                      {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"PiB", 0x1p50}};
   size_t at = 0;
   while (at + 1 < std::size(units) && std::abs(bytes) >= units[at + 1].bytes) ++at;
   return units[at];
