@@ -129,7 +129,7 @@ struct Hue {
 };
 constexpr Hue kHues[] = {{213, 75}, {28, 80}, {28, 80}, {145, 45}};
 constexpr int kShades = 8;
-constexpr int kFirstDark = 5;  // of the shades: with white letters
+constexpr int kFirstDark = 5;  // of a forward's shades: with white letters; others stay bright
 
 // 0 to 1 over a stage's chunks; the same of all where it holds one.
 constexpr double kOnlyChunk = .35;
@@ -223,6 +223,10 @@ class Picture {
     return each_ > 1 ? double(place_[chunk]) / (each_ - 1) : kOnlyChunk;
   }
 
+  bool isDark(const Task& task) const {
+    return task.work == Work::Forward && shadeOf(depth(task.chunk)) >= kFirstDark;
+  }
+
   void row(int stage) {
     double y = kTop + stage * (kRow + kGap);
     box(kLeft, y, length_ * scale_, kRow, "idle");
@@ -238,8 +242,7 @@ class Picture {
       std::string label = schedule_.text(task);
       if (double(label.size()) * kLetter > width) label = std::to_string(task.microbatch);
       if (double(label.size()) * kLetter > width) continue;
-      words(shadeOf(depth(task.chunk)) >= kFirstDark ? "light" : "dark", x + width / 2,
-            y + kRow / 2 + 4, label);
+      words(isDark(task) ? "light" : "dark", x + width / 2, y + kRow / 2 + 4, label);
     }
   }
 

@@ -115,15 +115,21 @@ inline void invent(Report& report) {
     for (const GridAxis& axis : grid.axes)
       placement.across.push_back({axis.name, inventPlacing(grid, levels, inventor)});
   }
-  report.changes = {{"recompute layer", false, inventor.bytes(), inventor.seconds()},
-                    {"--grid data=4,tensor=16", true, inventor.bytes(), 0}};
+  report.changes = {
+      {{"recompute layer"}, {}, 16, inventor.bytes(), inventor.flops(), inventor.seconds()},
+      {{"microbatches 8"},
+       {"-D batch=4", "--grid data=4"},
+       32,
+       inventor.bytes(),
+       inventor.flops(),
+       0}};
   for (const GridAxis& axis : grid.axes)
     report.ceilings.push_back({axis.name, axis.size, axis.size * 2, "", inventor.bytes(),
                                inventor.bytes(), inventor.flops(), .2, inventor.seconds(), false});
   if (report.ceilings.empty()) return;
   report.ceilings.push_back({"tensor", 8, 16, "'kv' has 8 < 16 & \"no\" more"});
-  report.ceilings.push_back(
-      {"data", 8, 16, "", inventor.bytes(), inventor.bytes(), inventor.flops(), .25, 0, true});
+  report.ceilings.push_back({"data", 8, 16, "", inventor.bytes(), inventor.bytes(),
+                             inventor.flops(), .25, inventor.seconds(), true});
 }
 
 }  // namespace planc::test

@@ -4,6 +4,7 @@
 
 #include "llvm/ADT/StringExtras.h"
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {
@@ -13,14 +14,15 @@ struct Order {
   const Placing* placing;
 };
 
-std::vector<Order> ordersOf(const Placement& placement) {
+std::vector<Order> ordersOf(const Placement& placement, const Cluster& cluster) {
   std::vector<Order> orders{{"chosen", &placement.chosen}};
   if (placement.runnerUp) orders.push_back({"runner-up", &*placement.runnerUp});
   orders.push_back({"as written", &placement.written});
   if (placement.unbound)
     orders.push_back({"without the plan's <code>place</code>", &*placement.unbound});
   for (const Across& across : placement.across)
-    orders.push_back({escaped(across.axis) + " across units", &across.placing});
+    orders.push_back(
+        {escaped(across.axis + " across " + levelText(cluster, 0) + "s"), &across.placing});
   return orders;
 }
 
@@ -34,7 +36,7 @@ std::string stepText(double time) { return time > 0 ? seconds(time) : "not known
 std::string fitText(const Cluster& cluster, int64_t arena) {
   if (cluster.memory() <= 0) return "not known";
   int64_t left = cluster.memory() - arena;
-  return left >= 0 ? "✓ " + memory(left) + " to spare" : "✗ " + memory(-left) + " too much";
+  return left >= 0 ? "✓ " + bytes(left) + " to spare" : "✗ " + bytes(-left) + " too much";
 }
 
 }  // namespace
@@ -61,7 +63,7 @@ void printPlacement(Out& out, const Report& report) {
               {},
               0};
   for (const ClusterLevel& level : cluster.levels) table.columns.push_back({"over " + level.name});
-  for (const Order& order : ordersOf(placement)) {
+  for (const Order& order : ordersOf(placement, cluster)) {
     const Placing& placing = *order.placing;
     double ratio = placement.chosen.seconds > 0 ? placing.seconds / placement.chosen.seconds : 0;
     chart.scale = std::max(chart.scale, placing.seconds);
@@ -72,11 +74,9 @@ void printPlacement(Out& out, const Report& report) {
            placing.seconds, secondsText(placing.seconds)}}});
     auto& row = table.rows.emplace_back(
         std::vector<std::string>{order.what, orderText(placing), seconds(placing.seconds),
-                                 ratio > 0 ? figure(ratio, "× " + numberText(ratio, "")) : ""});
+                                 ratio > 0 ? figure(ratio, "× " + countText(ratio)) : ""});
     for (size_t level = 0; level < cluster.levels.size(); ++level)
-      row.push_back(level < placing.bytes.size()
-                        ? figure(placing.bytes[level], trafficText(placing.bytes[level]))
-                        : "");
+      row.push_back(level < placing.bytes.size() ? bytes(placing.bytes[level]) : "");
   }
   print(out, chart);
   print(out, table);
@@ -87,21 +87,30 @@ void printPlacement(Out& out, const Report& report) {
 }
 
 void printChanges(Out& out, const Report& report) {
-  if (report.changes.empty()) return;
+  if (report.fits() != false) return;
   open(out, "changes", "What would make it fit");
   Table table{"The cheapest first; each compiled, so the figures are exact",
               {{"change", true},
-               {"where", true},
+               {"ranks"},
                {"arena of the fullest rank"},
                {"arena, bytes"},
                {"against a device", true},
+               {"work of a rank"},
                {"a step"}},
               {}};
-  for (const Change& change : report.changes)
-    table.rows.push_back({"<code>" + escaped(change.what) + "</code>",
-                          change.isOption ? "on the command line" : "in the plan",
-                          memory(change.arena), count(change.arena),
-                          fitText(report.cluster(), change.arena), stepText(change.seconds)});
+  std::vector<Change> changes = report.changes;
+  if (changes.empty()) {
+    paragraph(out,
+              "No recomputation, ZeRO stage, doubling of an axis or of the microbatches makes it "
+              "fit, nor three of them together.");
+    table.caption = "The nearest of what was tried";
+    if (report.nearest) changes.push_back(*report.nearest);
+  }
+  for (const Change& change : changes)
+    table.rows.push_back({"<code>" + escaped(change.text()) + "</code>", count(change.ranks),
+                          bytes(change.arena), count(change.arena),
+                          fitText(report.cluster(), change.arena), flops(change.flops),
+                          stepText(change.seconds)});
   print(out, table);
   close(out);
 }
@@ -113,6 +122,7 @@ void printCeilings(Out& out, const Report& report) {
               {{"axis", true},
                {"ranks"},
                {"arena of the fullest rank"},
+               {"against a device", true},
                {"sent by a rank"},
                {"work of a rank"},
                {"bubble"},
@@ -128,8 +138,9 @@ void printCeilings(Out& out, const Report& report) {
   double bubble = report.time.bubble;
   if (report.time.seconds <= 0 && report.pipeline)
     bubble = report.pipeline->timeline(report.costs).bubble();
-  table.rows.push_back({"as it stands", "", memory(report.fullestStage().memory.arena),
-                        traffic(sent), flops(work), share(bubble), stepText(report.time.seconds),
+  int64_t arena = report.fullestStage().memory.arena;
+  table.rows.push_back({"as it stands", "", bytes(arena), fitText(report.cluster(), arena),
+                        bytes(sent), flops(work), share(bubble), stepText(report.time.seconds),
                         ""});
   for (const Ceiling& ceiling : report.ceilings) {
     auto& row = table.rows.emplace_back(std::vector<std::string>{
@@ -139,10 +150,11 @@ void printCeilings(Out& out, const Report& report) {
       row.push_back("not legal: " + escaped(ceiling.why));
       continue;
     }
-    row.insert(row.end(),
-               {memory(ceiling.arena), traffic(ceiling.bytesSent), flops(ceiling.flops),
-                share(ceiling.bubble), ceiling.isBeyondCluster ? "–" : stepText(ceiling.seconds),
-                ceiling.isBeyondCluster ? "more ranks than the cluster has devices" : ""});
+    row.insert(
+        row.end(),
+        {bytes(ceiling.arena), fitText(report.cluster(), ceiling.arena), bytes(ceiling.bytesSent),
+         flops(ceiling.flops), share(ceiling.bubble), stepText(ceiling.seconds),
+         ceiling.isBeyondCluster ? "needs more devices than the cluster has" : ""});
   }
   print(out, table);
   close(out);

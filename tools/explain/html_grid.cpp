@@ -3,75 +3,75 @@
 // sheet that show what belongs to the checked one. Of more ranks
 // than kMostCells one unit is drawn, and its siblings as a cell each. Tested by tests/unit/html_test.cpp.
 #include <algorithm>
-#include <map>
 
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {
 
 constexpr int64_t kMostCells = 512;
 
-// How close the ranks along an axis lie: neighbours, and all of a line.
-struct Span {
-  size_t near = 0, far = 0;  // levels
-  int64_t together = 1;      // of a line's ranks, the most in one unit below `far`
-};
+// How close the ranks along an axis lie: of a line's ranks, by level, the most that one of its units holds;
+// behind the last level, all of them.
+using Together = std::vector<int64_t>;
 
-Span spanOf(const Cluster& cluster, const PlanAxis& axis, int64_t ranks) {
-  Span span{cluster.levels.size(), 0, 1};
+Together togetherOf(const Cluster& cluster, const PlanAxis& axis, int64_t ranks) {
+  Together together(cluster.levels.size(), 1);
+  together.push_back(axis.size);
   // Lines repeat from unit to unit: those that begin among so many ranks show all there are.
   int64_t starts = std::min<int64_t>(ranks, 65536);
-  for (int64_t first = 0; first < starts; ++first)
-    if (first / axis.stride % axis.size == 0)
-      for (int64_t i = 0; i + 1 < axis.size; ++i) {
-        int64_t rank = first + i * axis.stride;
-        span.near = std::min(span.near, cluster.levelBetween(rank, rank + axis.stride));
-        span.far = std::max(span.far, cluster.levelBetween(rank, rank + axis.stride));
+  for (size_t level = 0; level < cluster.levels.size(); ++level) {
+    int64_t unit = cluster.devicesWithin(level + 1);
+    for (int64_t first = 0; first < starts; ++first) {
+      if (first / axis.stride % axis.size != 0) continue;
+      // A line's ranks rise, so those of one unit follow each other.
+      int64_t run = 0, last = -1;
+      for (int64_t i = 0; i < axis.size; ++i) {
+        int64_t at = (first + i * axis.stride) / unit;
+        run = at == last ? run + 1 : 1;
+        last = at;
+        together[level] = std::max(together[level], run);
       }
-  if (span.far == 0) return {0, 0, axis.size};
-  int64_t unit = cluster.devicesWithin(span.far);
-  for (int64_t first = 0; first < starts; ++first) {
-    if (first / axis.stride % axis.size != 0) continue;
-    std::map<int64_t, int64_t> units;
-    for (int64_t i = 0; i < axis.size; ++i)
-      span.together = std::max(span.together, ++units[(first + i * axis.stride) / unit]);
+    }
   }
-  return span;
+  return together;
+}
+
+// The innermost level whose unit holds so many of a line's ranks.
+size_t levelOf(const Together& together, int64_t count) {
+  auto at = llvm::find_if(together, [&](int64_t held) { return held >= count; });
+  return size_t(at - together.begin());
 }
 
 std::string wiresText(const ClusterLevel& level) {
   std::string text;
-  if (level.link() > 0) text = numberText(level.link(), "B/s");
+  if (level.link() > 0) text = rateText(level.link(), "B/s");
   if (level.latency() > 0) text += (text.empty() ? "" : ", ") + secondsText(level.latency());
   return text.empty() ? "no rates given" : text;
 }
 
-std::string partly(const Cluster& cluster, const PlanAxis& axis, const Span& span) {
-  if (span.far == 0 || span.together <= 1 || span.together >= axis.size) return "";
-  return std::to_string(span.together) + " within a " + levelText(cluster, span.far - 1);
-}
-
-// From the fastest wires to the slowest: which axes each level's carry.
+// From the fastest wires to the slowest: which axes' messages each level's carry.
 void printStrip(Out& out, const Cluster& cluster, llvm::ArrayRef<PlanAxis> axes,
-                llvm::ArrayRef<Span> spans) {
+                llvm::ArrayRef<Together> togethers) {
   out << "<ul class=\"strip\">\n";
   for (size_t level = 0; level <= cluster.levels.size(); ++level) {
     std::string chips;
     for (size_t i = axes.size(); i-- > 0;) {
-      if (spans[i].far != level || axes[i].size < 2) continue;
-      std::string part = partly(cluster, axes[i], spans[i]);
-      chips += "<span class=\"chip\">" + escaped(axes[i].name) + " " +
-               std::to_string(axes[i].size) +
-               (part.empty() ? "" : " <small>(" + escaped(part) + ")</small>") + "</span>";
+      int64_t here = togethers[i][level], below = level > 0 ? togethers[i][level - 1] : 1;
+      if (here <= below) continue;
+      chips += "<span class=\"chip\">" + escaped(axes[i].name) + " " + std::to_string(here) +
+               (here < axes[i].size ? " of " + std::to_string(axes[i].size) : "") +
+               (below > 1 ? " <small>(" + std::to_string(below) + " closer)</small>" : "") +
+               "</span>";
     }
-    bool isOutside = level == cluster.levels.size();
-    if (isOutside && chips.empty()) continue;
+    bool isBeyond = level == cluster.levels.size();
+    if (isBeyond && chips.empty()) continue;
     out << "<li><b>"
-        << (isOutside ? "beyond the cluster" : "within a " + escaped(cluster.levels[level].name))
+        << (isBeyond ? "beyond the cluster" : "within a " + escaped(cluster.levels[level].name))
         << "</b><span class=\"wires\">"
-        << (isOutside ? "no wires given" : wiresText(cluster.levels[level])) << "</span>"
-        << (chips.empty() ? "<span class=\"wires\">no axis ends here</span>" : chips) << "</li>\n";
+        << (isBeyond ? "no wires given" : wiresText(cluster.levels[level])) << "</span>"
+        << (chips.empty() ? "<span class=\"wires\">no axis</span>" : chips) << "</li>\n";
   }
   out << "</ul>\n";
 }
@@ -161,17 +161,22 @@ class GridPicture {
          << number << "</i>" << values << "</span>";
   }
 
-  // Cells of `each` ranks; `count` of them from rank `first` on, of which some may not exist.
-  void cells(int64_t first, int64_t each, int64_t count) {
-    // As square as can be, and no wider than a narrow page.
+  // Ranks as square as can be, and no wider than a narrow page; units in as many columns as there is room.
+  static std::string columnsOf(int64_t each, int64_t count) {
+    if (each > 1) return "auto-fill,46px)";
     int64_t columns = std::min<int64_t>(count, 8);
     for (int64_t c = 2; c <= std::min<int64_t>(count, 8); ++c)
       if (count % c == 0 && c * c >= count) {
         columns = c;
         break;
       }
-    out_ << "<div class=\"cells\" style=\"grid-template-columns:repeat(" << columns
-         << ",minmax(0,46px))\">";
+    return std::to_string(columns) + ",minmax(0,46px))";
+  }
+
+  // Cells of `each` ranks; `count` of them from rank `first` on, of which some may not exist.
+  void cells(int64_t first, int64_t each, int64_t count) {
+    out_ << "<div class=\"cells\" style=\"grid-template-columns:repeat(" << columnsOf(each, count)
+         << "\">";
     for (int64_t i = 0; i < count; ++i) {
       int64_t rank = first + i * each, width = std::min(each, ranks_ - rank);
       if (rank >= ranks_) out_ << "<span class=\"cell none\" title=\"no rank\"><i>–</i></span>";
@@ -208,8 +213,9 @@ class GridPicture {
     int64_t units = std::min(cluster_.levels[levels].count, (ranks_ + each - 1) / each);
     if (units < 2) return;
     siblingName_ = cluster_.levels[levels - 1].name;
-    out_ << "<div class=\"unit\"><div class=\"unit-name\">" << escaped(cluster_.levels[levels].name)
-         << " 0: × " << countText(units) << " like that " << escaped(siblingName_);
+    out_ << "<div class=\"unit wide\"><div class=\"unit-name\">"
+         << escaped(cluster_.levels[levels].name) << " 0: × " << groupedText(units) << " like that "
+         << escaped(siblingName_);
     if (units > kMostCells) out_ << ", of which " << kMostCells << " are drawn";
     out_ << "</div>\n";
     cells(0, each, std::min(units, kMostCells));
@@ -233,23 +239,22 @@ class GridPicture {
 };
 
 void printAxes(Out& out, const Cluster& cluster, llvm::ArrayRef<PlanAxis> axes,
-               llvm::ArrayRef<Span> spans) {
+               llvm::ArrayRef<Together> togethers) {
   Table table{
       "The grid's axes, the outermost first. A rank's coordinate is its number over the "
       "stride, modulo the size.",
       {{"axis", true}, {"size"}, {"stride"}},
       {}};
-  if (!cluster.levels.empty()) {
-    table.columns.push_back({"neighbours share a", true});
-    table.columns.push_back({"all share a", true});
-  }
+  for (const ClusterLevel& level : cluster.levels)
+    table.columns.push_back({"in a " + level.name, false});
+  if (!cluster.levels.empty()) table.columns.push_back({"all share a", true});
   for (size_t i = 0; i < axes.size(); ++i) {
-    table.rows.push_back({escaped(axes[i].name), count(axes[i].size), count(axes[i].stride)});
+    auto& row = table.rows.emplace_back(std::vector<std::string>{
+        escaped(axes[i].name), count(axes[i].size), count(axes[i].stride)});
     if (cluster.levels.empty()) continue;
-    std::string part = partly(cluster, axes[i], spans[i]);
-    table.rows.back().push_back(escaped(levelText(cluster, spans[i].near)));
-    table.rows.back().push_back(
-        escaped(levelText(cluster, spans[i].far) + (part.empty() ? "" : " (" + part + ")")));
+    for (size_t level = 0; level < cluster.levels.size(); ++level)
+      row.push_back(count(togethers[i][level]));
+    row.push_back(escaped(levelText(cluster, levelOf(togethers[i], axes[i].size))));
   }
   print(out, table);
 }
@@ -267,15 +272,15 @@ void printGrid(Out& out, const Report& report) {
     paragraph(out, "One rank, on one device.");
     return close(out);
   }
-  std::vector<Span> spans;
-  for (const PlanAxis& axis : axes) spans.push_back(spanOf(cluster, axis, ranks));
+  std::vector<Together> togethers;
+  for (const PlanAxis& axis : axes) togethers.push_back(togetherOf(cluster, axis, ranks));
   if (!cluster.levels.empty()) {
     paragraph(out,
               "From the fastest wires to the slowest, and the axes whose messages travel them.");
-    printStrip(out, cluster, axes, spans);
+    printStrip(out, cluster, axes, togethers);
   }
   GridPicture(out, cluster, axes, ranks).draw();
-  printAxes(out, cluster, axes, spans);
+  printAxes(out, cluster, axes, togethers);
   close(out);
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {
@@ -15,12 +16,12 @@ std::string fillsMost(const MemoryBill& bill) {
   std::pair<int64_t, llvm::StringRef> parts[] = {
       {bill.weights, "weights"},         {bill.gradients, "gradients"},
       {bill.optimizer, "optimizer"},     {bill.inputs, "inputs"},
-      {bill.activations, "activations"}, {bill.communication, "communication buffers"},
+      {bill.activations, "activations"}, {bill.communication, "buffers of messages"},
       {bill.workspace, "workspace"},     {bill.gaps, "gaps"}};
   auto most = *std::max_element(std::begin(parts), std::end(parts),
                                 [](auto& a, auto& b) { return a.first < b.first; });
   if (most.first <= 0 || bill.arena <= 0) return "";
-  return most.second.str() + ", " + memory(most.first) + " (" +
+  return most.second.str() + ", " + bytes(most.first) + " (" +
          share(double(most.first) / double(bill.arena)) + ")";
 }
 
@@ -38,15 +39,15 @@ void printVerdict(Out& out, const Report& report) {
     out << "<p class=\"verdict\"><b>"
         << (cluster.known() ? "The cluster gives no device's memory"
                             : "No cluster is named: whether it fits is not known")
-        << "</b>" << whose << verb << memory(bill.arena) << "." << filled << "</p>\n";
+        << "</b>" << whose << verb << bytes(bill.arena) << "." << filled << "</p>\n";
     return;
   }
   int64_t left = cluster.memory() - bill.arena;
   out << "<p class=\"verdict " << (*fits ? "yes" : "no") << "\"><b>"
-      << (*fits ? "✓ Fits, with " + memory(left) + " to spare"
-                : "✗ Does not fit: " + memory(-left) + " too much")
-      << "</b>" << whose << verb << memory(bill.arena) << "; a device (" << escaped(cluster.device)
-      << ") has " << memory(cluster.memory()) << "." << filled << "</p>\n";
+      << (*fits ? "✓ Fits, with " + bytes(left) + " to spare"
+                : "✗ Does not fit: " + bytes(-left) + " too much")
+      << "</b>" << whose << verb << bytes(bill.arena) << "; a device (" << escaped(cluster.device)
+      << ") has " << bytes(cluster.memory()) << "." << filled << "</p>\n";
 }
 
 std::vector<Tile> tilesOf(const Report& report) {
@@ -55,7 +56,7 @@ std::vector<Tile> tilesOf(const Report& report) {
   const StepTime& time = report.time;
   if (time.seconds > 0) {
     tiles.push_back({"a step, at the least", seconds(time.seconds),
-                     numberText(double(report.tokens) / time.seconds, "token/s") + " at most"});
+                     rateText(double(report.tokens) / time.seconds, "token/s") + " at most"});
   }
   if (report.pipeline)
     tiles.push_back(
@@ -64,26 +65,23 @@ std::vector<Tile> tilesOf(const Report& report) {
          "stages wait for each other"});
   const StageBill& fullest = report.fullestStage();
   std::optional<bool> fits = report.fits();
-  tiles.push_back({"memory of the fullest rank", memory(fullest.memory.arena),
+  tiles.push_back({"memory of the fullest rank", bytes(fullest.memory.arena),
                    fits ? share(double(fullest.memory.arena) / double(report.cluster().memory())) +
                               " of a device"
-                        : countText(fullest.memory.arena) + " bytes"});
+                        : groupedText(fullest.memory.arena) + " bytes"});
   auto talker = std::max_element(report.stages.begin(), report.stages.end(),
                                  [](auto& a, auto& b) { return a.bytesSent() < b.bytesSent(); });
   if (ranks > 1)
     tiles.push_back(
-        {"sent by a rank in a step", traffic(talker->bytesSent()),
+        {"sent by a rank in a step", bytes(talker->bytesSent()),
          talker->title.empty() ? "every rank" : "at most, by " + escaped(talker->title)});
   if (report.modelFlops > 0)
     tiles.push_back({"the model's work in a step", flops(report.modelFlops),
                      flops(report.flops) + " executed"});
-  if (report.modelFlops > 0 && time.seconds > 0)
-    tiles.push_back({"work of a rank, at most",
-                     figure(report.modelFlops / double(ranks) / time.seconds,
-                            numberText(report.modelFlops / double(ranks) / time.seconds, "FLOP/s")),
-                     "of the model's, on average"});
-  tiles.push_back({"parameters",
-                   figure(report.parameters, numberText(double(report.parameters), "")),
+  if (double peak = report.peakRate() * double(ranks); peak > 0 && time.seconds > 0)
+    tiles.push_back({"of the devices' peak, at most",
+                     share(report.modelFlops / (time.seconds * peak)), "is the model's work"});
+  tiles.push_back({"parameters", figure(report.parameters, countText(double(report.parameters))),
                    count(report.tokens) + " tokens a step"});
   return tiles;
 }
@@ -97,7 +95,7 @@ void printHeading(Out& out, const Report& report) {
   out << "<header>\n<p class=\"eyebrow\">What a plan costs</p>\n<h1>" << escaped(report.plan)
       << "</h1>\n<p class=\"sub\">";
   if (!report.planx->model->files.empty())
-    out << "<code>" << escaped(report.planx->model->files.back()) << "</code> · ";
+    out << "<code>" << escaped(report.planx->model->files.front()) << "</code> · ";
   out << count(ranks) << (ranks == 1 ? " rank" : " ranks");
   if (!grid.axes.empty()) out << ": " << escaped(axesText(axesOf(grid)));
   out << " · "

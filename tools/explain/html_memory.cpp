@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {
@@ -14,7 +15,7 @@ struct Part {
 constexpr Part kParts[] = {
     {"weights", &MemoryBill::weights},         {"gradients", &MemoryBill::gradients},
     {"optimizer", &MemoryBill::optimizer},     {"inputs", &MemoryBill::inputs},
-    {"activations", &MemoryBill::activations}, {"communication", &MemoryBill::communication},
+    {"activations", &MemoryBill::activations}, {"messages", &MemoryBill::communication},
     {"workspace", &MemoryBill::workspace},     {"gaps", &MemoryBill::gaps},
 };
 // A limit that is further off than so many times the fullest arena would leave no bars to see.
@@ -30,14 +31,14 @@ void printChart(Out& out, const Report& report) {
       std::max(most, isSeen ? limit : 0)};
   if (isSeen) {
     chart.line = limit;
-    chart.lineText = report.cluster().device + ": " + memoryText(limit);
+    chart.lineText = report.cluster().device + ": " + bytesText(limit);
   }
   for (const StageBill& stage : report.stages) {
-    Bar bar{escaped(stageText(stage)), memory(stage.memory.arena), {}};
+    Bar bar{escaped(stageText(stage)), bytes(stage.memory.arena), {}};
     if (!stage.layers.empty()) bar.label += "<small>" + escaped(stage.layers) + "</small>";
     for (size_t i = 0; i < std::size(kParts); ++i) {
       int64_t bytes = stage.memory.*kParts[i].bytes;
-      bar.pieces.push_back({int(i), kParts[i].name, double(bytes), memoryText(double(bytes))});
+      bar.pieces.push_back({int(i), kParts[i].name, double(bytes), bytesText(double(bytes))});
     }
     chart.bars.push_back(std::move(bar));
   }
@@ -46,7 +47,7 @@ void printChart(Out& out, const Report& report) {
   for (size_t i = 0; i < std::size(kParts); ++i) legend.push_back({int(i), kParts[i].name});
   print(out, legend);
   if (limit > 0 && !isSeen)
-    note(out, "A device has " + memory(int64_t(limit)) + ", far beyond the right end.");
+    note(out, "A device has " + bytes(int64_t(limit)) + ", far beyond the right end.");
 }
 
 void printTable(Out& out, const Report& report) {
@@ -56,14 +57,12 @@ void printTable(Out& out, const Report& report) {
       {},
       report.stages.size() > 1 ? int(report.fullest) : -1};
   for (const Part& part : kParts) table.columns.push_back({part.name});
-  table.columns.push_back({"arena"});
   table.columns.push_back({"arena, bytes"});
   for (const StageBill& stage : report.stages) {
     auto& row = table.rows.emplace_back(
         std::vector<std::string>{escaped(stageText(stage)), count(stage.ranks),
                                  count(stage.parameters), count(stage.inFlight)});
-    for (const Part& part : kParts) row.push_back(memory(stage.memory.*part.bytes));
-    row.push_back(memory(stage.memory.arena));
+    for (const Part& part : kParts) row.push_back(bytes(stage.memory.*part.bytes));
     row.push_back(count(stage.memory.arena));
   }
   print(out, table);
@@ -82,7 +81,7 @@ void printLargest(Out& out, const Report& report) {
               {}};
   for (const HeldValue& value : stage.memory.largest)
     table.rows.push_back(
-        {escaped(value.name), escaped(value.kind), memory(value.bytes),
+        {escaped(value.name), escaped(value.kind), bytes(value.bytes),
          share(double(value.bytes) / double(std::max<int64_t>(1, stage.memory.arena))),
          placeText(*stage.program, value.loc)});
   print(out, table);
@@ -100,10 +99,13 @@ void printSaved(Out& out, const Report& report) {
       {}};
   for (const StageBill& stage : report.stages)
     for (const SavedChunk& chunk : stage.memory.saved)
-      table.rows.push_back({escaped(stageText(stage)), count(chunk.chunk), memory(chunk.bytes),
+      table.rows.push_back({escaped(stageText(stage)), count(chunk.chunk), bytes(chunk.bytes),
                             count(chunk.flights),
-                            memory(saturatingMul(chunk.bytes, chunk.flights))});
+                            bytes(saturatingMul(chunk.bytes, chunk.flights))});
+  if (table.rows.empty()) return;
+  out << "<details>\n<summary>Saved activations by chunk</summary>\n";
   print(out, table);
+  out << "</details>\n";
 }
 
 }  // namespace

@@ -3,33 +3,15 @@
 #include "tools/explain/html_parts.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/Format.h"
 #include "llvm/Support/JSON.h"
+#include "tools/explain/units.h"
 #include "tools/stages.h"
 
 namespace planc::html {
 namespace {
-
-// Three digits: 1.25, 12.5, 125. 999.6 of a unit is 1.00 of the next.
-std::string scaled(double value, double step, llvm::ArrayRef<llvm::StringRef> units) {
-  size_t unit = 0;
-  double size = std::abs(value);
-  while (unit + 1 < units.size() && size >= (step == 1000 ? 999.5 : 1023.5)) {
-    size /= step;
-    ++unit;
-  }
-  bool isExact = unit == 0 && size == std::floor(size);
-  int digits = isExact || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
-  std::string text = value < 0 ? "−" : "";
-  llvm::raw_string_ostream(text) << llvm::format("%.*f", digits, size);
-  return text + " " + units[unit].str();
-}
-
-constexpr llvm::StringRef kMemory[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-constexpr llvm::StringRef kTraffic[] = {"B", "kB", "MB", "GB", "TB", "PB"};
 
 std::string exact(double value) {
   std::string text;
@@ -66,34 +48,9 @@ std::string escaped(llvm::StringRef text) {
   return out.str();
 }
 
-std::string memoryText(double bytes) { return scaled(bytes, 1024, kMemory); }
-std::string trafficText(double bytes) { return scaled(bytes, 1000, kTraffic); }
-
-std::string secondsText(double seconds) {
-  constexpr llvm::StringRef units[] = {"ns", "µs", "ms", "s"};
-  return seconds == 0 ? "0 s" : scaled(seconds * 1e9, 1000, units);
-}
-
-std::string numberText(double value, llvm::StringRef unit) {
-  std::vector<std::string> units;
-  for (llvm::StringRef prefix : {"", "k", "M", "G", "T", "P", "E", "Z", "Y"})
-    units.push_back(prefix.str() + unit.str());
-  std::vector<llvm::StringRef> views(units.begin(), units.end());
-  return scaled(value, 1000, views);
-}
-
-std::string flopsText(double flops) { return numberText(flops, "FLOP"); }
-
-std::string countText(int64_t count) {
-  std::string digits = std::to_string(count);
-  size_t first = digits[0] == '-' ? 1 : 0;
-  for (size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
-  return digits;
-}
-
 std::string figure(int64_t value, llvm::StringRef text) {
   std::string number = std::to_string(value);
-  return "<data value=\"" + number + "\" title=\"" + countText(value) + "\">" + escaped(text) +
+  return "<data value=\"" + number + "\" title=\"" + groupedText(value) + "\">" + escaped(text) +
          "</data>";
 }
 
@@ -101,11 +58,11 @@ std::string figure(double value, llvm::StringRef text) {
   return "<data value=\"" + exact(value) + "\">" + escaped(text) + "</data>";
 }
 
-std::string memory(int64_t bytes) { return figure(bytes, memoryText(double(bytes))); }
-std::string traffic(int64_t bytes) { return figure(bytes, trafficText(double(bytes))); }
+std::string bytes(double bytes) { return figure(bytes, bytesText(bytes)); }
+std::string bytes(int64_t bytes) { return figure(bytes, bytesText(double(bytes))); }
 std::string seconds(double seconds) { return figure(seconds, secondsText(seconds)); }
 std::string flops(double flops) { return figure(flops, flopsText(flops)); }
-std::string count(int64_t count) { return figure(count, countText(count)); }
+std::string count(int64_t count) { return figure(count, groupedText(count)); }
 std::string share(double share) { return figure(share, percent(share)); }
 
 void print(Out& out, const Table& table) {

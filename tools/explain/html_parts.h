@@ -17,21 +17,12 @@ using Out = llvm::raw_ostream;
 // Of text or of an attribute: markup escaped; what is no UTF-8 and control characters replaced.
 std::string escaped(llvm::StringRef text);
 
-// Three digits and a unit: `68.2 GiB`, `1.25 GB`, `12.5 ms`, `3.94 EFLOP`. Exact where there is no
-// larger unit: `512 B`.
-std::string memoryText(double bytes);
-std::string trafficText(double bytes);
-std::string secondsText(double seconds);
-std::string flopsText(double flops);
-std::string numberText(double value, llvm::StringRef unit);  // `989 TFLOP/s`: steps of a thousand
-std::string countText(int64_t count);                        // `16,384`
-
 // The text of a figure, with its exact value for machines and as a tooltip.
 std::string figure(int64_t value, llvm::StringRef text);
 std::string figure(double value, llvm::StringRef text);
-// In their usual units.
-std::string memory(int64_t bytes);
-std::string traffic(int64_t bytes);
+// In their usual units (tools/explain/units.h).
+std::string bytes(double bytes);
+std::string bytes(int64_t bytes);
 std::string seconds(double seconds);
 std::string flops(double flops);
 std::string count(int64_t count);

@@ -57,11 +57,12 @@ code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans 
 .tiles dd { margin: 0; font-size: 22px; line-height: 1.3; font-weight: 600; }
 .tiles dd small { display: block; font-size: 13px; font-weight: 400; color: var(--soft); line-height: 1.4; }
 
+data { white-space: nowrap; }
 .scroll { overflow-x: auto; margin: 12px 0 0; }
 .scroll:focus-visible { outline: 2px solid var(--focus); outline-offset: 2px; }
 table { border-collapse: collapse; font-size: 13px; min-width: 50%; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); padding: 2px 0 4px; font-size: 13px; }
-th, td { padding: 4px 10px; border-top: 1px solid var(--line); text-align: right; white-space: nowrap;
+th, td { padding: 4px 9px; border-top: 1px solid var(--line); text-align: right; white-space: nowrap;
   vertical-align: top; }
 th:first-child { padding-left: 4px; text-align: left; }
 thead th { color: var(--soft); font-weight: 500; border-top: 0; vertical-align: bottom; }
@@ -109,6 +110,7 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
 .units { display: flex; flex-wrap: wrap; gap: 8px; align-items: flex-start; }
 .unit { border: 1px solid var(--soft); border-radius: 8px; padding: 5px 7px 7px; margin-top: 8px; max-width: 100%; }
 .unit .unit { margin-top: 0; }
+.unit.wide { width: 100%; }
 .unit-name { font-size: 12px; color: var(--soft); margin-bottom: 4px; overflow-wrap: anywhere; }
 .cells { display: grid; gap: 2px; }
 .cell { border-radius: 3px; min-height: 38px; padding: 2px 0; text-align: center; line-height: 1.2;
@@ -125,6 +127,7 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
 .tick { stroke: var(--soft); }
 .overview { margin: 10px 0; }
 .overview .bar { grid-template-columns: minmax(70px, 12%) 1fr; margin: 2px 0; }
+.whole { stroke: none; }
 .overview svg { width: 100%; height: 16px; display: block; background: var(--ground); }
 
 @media (max-width: 620px) {

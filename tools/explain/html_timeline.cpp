@@ -7,6 +7,7 @@
 #include "llvm/Support/Format.h"
 #include "tools/draw_schedule.h"
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {
@@ -64,10 +65,10 @@ void printBytes(Out& out, const Cluster& cluster, llvm::ArrayRef<Line> lines) {
       lines.front().bytes};
   for (const Line& line : lines) {
     Bar bar = barOf(cluster, line);
-    bar.end = figure(line.bytes, trafficText(line.bytes));
+    bar.end = bytes(line.bytes);
     for (const Talk* talk : line.talks)
       bar.pieces.push_back({colourOf(talk->kind), opText(*talk), double(talk->bytes),
-                            trafficText(double(talk->bytes)) + " in " + countText(talk->calls) +
+                            bytesText(double(talk->bytes)) + " in " + groupedText(talk->calls) +
                                 (talk->calls == 1 ? " call" : " calls")});
     chart.bars.push_back(std::move(bar));
   }
@@ -107,12 +108,13 @@ void printLegend(Out& out, llvm::ArrayRef<Line> lines, bool hasHidden) {
   print(out, legend);
 }
 
-std::vector<std::string> rowOf(const Report& report, const StageBill& stage, const Talk& talk) {
+// `stage`: null where the table is one stage's.
+std::vector<std::string> rowOf(const Report& report, const StageBill* stage, const Talk& talk) {
   const Cluster& cluster = report.cluster();
-  std::string bytes = talk.isBound ? "≤ " + traffic(talk.bytes) : traffic(talk.bytes);
+  std::string sent = (talk.isBound ? "≤ " : "") + bytes(talk.bytes);
   std::vector<std::string> row{escaped(axesText(talk)), escaped(opText(talk)), count(talk.calls),
-                               bytes};
-  if (report.stages.size() > 1) row.insert(row.begin(), escaped(stageText(stage)));
+                               sent};
+  if (stage) row.insert(row.begin(), escaped(stageText(*stage)));
   if (cluster.levels.empty()) return row;
   row.push_back(escaped(levelText(cluster, talk.reach.level)));
   row.push_back(seconds(talk.seconds));
@@ -121,10 +123,10 @@ std::vector<std::string> rowOf(const Report& report, const StageBill& stage, con
   return row;
 }
 
-Table tableOf(const Report& report, std::string caption) {
+Table tableOf(const Report& report, std::string caption, bool hasStages) {
   Table table{
       std::move(caption), {{"along", true}, {"message", true}, {"calls"}, {"sent by a rank"}}, {}};
-  if (report.stages.size() > 1) table.columns.insert(table.columns.begin(), {"stage", true});
+  if (hasStages) table.columns.insert(table.columns.begin(), {"stage", true});
   if (report.cluster().levels.empty()) return table;
   table.columns.push_back({"wires", true});
   for (const char* head : {"least time", "hidden", "not hidden"}) table.columns.push_back({head});
@@ -132,18 +134,18 @@ Table tableOf(const Report& report, std::string caption) {
 }
 
 void printTables(Out& out, const Report& report, const StageBill& most) {
-  Table first = tableOf(report, "In a step, of a rank of " + stageText(most));
+  Table first = tableOf(report, "In a step, of a rank of " + stageText(most), false);
   if (report.stages.size() == 1) first.caption = "In a step, of one rank";
-  for (const Talk& talk : most.talks) first.rows.push_back(rowOf(report, most, talk));
+  for (const Talk& talk : most.talks) first.rows.push_back(rowOf(report, nullptr, talk));
   print(out, first);
   for (const Talk& talk : most.talks)
     if (talk.isBound)
       note(out, "≤: rows for experts; the data decides how many leave. Spread evenly, " +
-                    escaped(axesText(talk)) + " carries " + traffic(talk.evenBytes) + ".");
+                    escaped(axesText(talk)) + " carries " + bytes(talk.evenBytes) + ".");
   if (report.stages.size() == 1) return;
-  Table all = tableOf(report, "In a step, of a rank of each stage");
+  Table all = tableOf(report, "In a step, of a rank of each stage", true);
   for (const StageBill& stage : report.stages)
-    for (const Talk& talk : stage.talks) all.rows.push_back(rowOf(report, stage, talk));
+    for (const Talk& talk : stage.talks) all.rows.push_back(rowOf(report, &stage, talk));
   out << "<details>\n<summary>All stages</summary>\n";
   print(out, all);
   out << "</details>\n";
@@ -165,7 +167,7 @@ void printWires(Out& out, const Report& report) {
   }
   std::string whose =
       most.title.empty() ? "Every rank sends " : "A rank of " + escaped(most.title) + " sends ";
-  std::string text = whose + traffic(most.bytesSent()) + " in a step";
+  std::string text = whose + bytes(most.bytesSent()) + " in a step";
   bool hasTimes = most.wireSeconds() > 0;
   if (hasTimes)
     text +=

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tools/explain/html_sections.h"
+#include "tools/explain/units.h"
 
 namespace planc::html {
 namespace {
@@ -24,8 +25,7 @@ void printStages(Out& out, const Report& report) {
     const RankWork& work = stage.work;
     auto& row = table.rows.emplace_back(std::vector<std::string>{
         escaped(stageText(stage)), flops(work.flops), flops(work.again), flops(work.otherFlops),
-        figure(work.memoryBytes, trafficText(work.memoryBytes)),
-        figure(work.intensity(), numberText(work.intensity(), ""))});
+        bytes(work.memoryBytes), figure(work.intensity(), countText(work.intensity()))});
     if (!hasTimes) continue;
     row.push_back(seconds(stage.time.compute));
     row.push_back(seconds(stage.time.exposed));
@@ -48,7 +48,7 @@ void printAttention(Out& out, const Report& report) {
                           escaped(a.method + (a.isZigzag ? ", zigzag" : "")), count(a.tokens),
                           count(a.queries), count(a.keys),
                           figure(a.meanPairs > 0 ? a.mostPairs / a.meanPairs : 0,
-                                 numberText(a.meanPairs > 0 ? a.mostPairs / a.meanPairs : 0, ""))});
+                                 countText(a.meanPairs > 0 ? a.mostPairs / a.meanPairs : 0))});
   print(out, table);
 }
 

@@ -23,7 +23,8 @@ std::string scaled(double value, llvm::StringRef unit) {
 }  // namespace
 
 ByteUnit unitFor(double bytes) {
-  ByteUnit units[] = {{"B", 1}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  ByteUnit units[] = {{"B", 1},        {"KiB", 0x1p10}, {"MiB", 0x1p20},
+                      {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"PiB", 0x1p50}};
   size_t at = 0;
   while (at + 1 < std::size(units) && std::abs(bytes) >= units[at + 1].bytes) ++at;
   return units[at];
@@ -46,6 +47,14 @@ std::string secondsText(double seconds) {
 }
 
 std::string countText(double count) { return scaled(count, ""); }
+std::string rateText(double rate, llvm::StringRef unit) { return scaled(rate, unit); }
 std::string flopsText(double flops) { return scaled(flops, "FLOP"); }
+
+std::string groupedText(int64_t count) {
+  std::string digits = std::to_string(count);
+  size_t first = digits[0] == '-' ? 1 : 0;
+  for (size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
+  return digits;
+}
 
 }  // namespace planc
