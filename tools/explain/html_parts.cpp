@@ -3,6 +3,7 @@
 #include "tools/explain/html_parts.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/Format.h"
@@ -13,10 +14,10 @@
 namespace planc::html {
 namespace {
 
+// As short as reads back the same.
 std::string exact(double value) {
-  std::string text;
-  llvm::raw_string_ostream(text) << llvm::format("%.9g", value);
-  return text;
+  char digits[32];
+  return std::string(digits, std::to_chars(digits, std::end(digits), value).ptr);
 }
 
 std::string width(double share) {
@@ -90,7 +91,9 @@ void print(Out& out, const Table& table) {
 
 void print(Out& out, const Chart& chart) {
   double scale = chart.scale > 0 ? chart.scale : 1;
-  out << "<div class=\"chart\" role=\"img\" aria-label=\"" << escaped(chart.name) << "\">\n";
+  out << "<div class=\"chart\" role=\"img\" aria-label=\"" << escaped(chart.name) << "\"";
+  if (chart.line) out << " data-limit=\"" << exact(*chart.line) << "\"";
+  out << ">\n";
   if (chart.line) {
     // On the side of the line that has room for its words.
     bool isRight = *chart.line / scale > .5;

@@ -29,6 +29,7 @@ constexpr int kFirstBright = 7;  // of the ramp: with black letters
 constexpr llvm::StringLiteral kText = R"css(
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
+:root { --cell: 46px; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 1160px; margin: 0 auto; padding: 28px 20px 8px; }
@@ -127,7 +128,7 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
 .tick { stroke: var(--soft); }
 .overview { margin: 10px 0; }
 .overview .bar { grid-template-columns: minmax(70px, 12%) 1fr; margin: 2px 0; }
-.whole { stroke: none; }
+.overview .whole { stroke: none; }
 .overview svg { width: 100%; height: 16px; display: block; background: var(--ground); }
 
 @media (max-width: 620px) {
@@ -140,6 +141,8 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
   .bar .end { grid-column: 2; grid-row: 1; }
   .bar .track { grid-column: 1 / -1; grid-row: 2; }
   .overview .bar { grid-template-columns: 1fr; }
+  :root { --cell: 35px; }
+  .unit { padding: 4px 5px 5px; }
   .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .tiles dd { font-size: 19px; }
 }
