@@ -70,7 +70,10 @@ const kPictures = {
       for (const bar of chart.querySelectorAll('.bar'))
         for (const name of ['label', 'end']) {
           const part = bar.querySelector('.' + name);
-          if (part.textContent) labels.push([part.textContent, letters(part)]);
+          if (!part.textContent) continue;
+          labels.push([part.textContent, letters(part)]);
+          if (meets(letters(part), bar.querySelector('.track, svg').getBoundingClientRect()))
+            tell(`'${part.textContent}' lies on its bar`);
         }
       for (const limit of chart.querySelectorAll('.limit-text'))
         labels.push([limit.textContent, letters(limit)]);
@@ -119,8 +122,10 @@ const kPictures = {
       const style = getComputedStyle(element);
       const size = parseFloat(style.fontSize);
       if (size < kSmallestLetter) tell(`'${element.textContent}' is ${size} px`);
-      if (element.closest('svg, .hatched')) continue;
-      const ratio = contrast(style.color, ground(element));
+      if (element.closest('.hatched')) continue;
+      const isDrawn = element.tagName == 'text';
+      const ratio = isDrawn ? contrast(style.fill, filled(element))
+                            : contrast(style.color, ground(element));
       if (ratio < 4.5) tell(`'${element.textContent}' has a contrast of ${ratio.toFixed(2)}`);
     }
   },
@@ -172,6 +177,13 @@ function ground(element) {
     if (alpha > 0) return colour;
   }
   return 'rgb(255, 255, 255)';
+}
+// Of letters in a picture: the rectangle that was drawn for them, or what lies behind the picture.
+function filled(text) {
+  const before = text.previousElementSibling, fill = getComputedStyle(before).fill;
+  const isBehind = before.tagName == 'rect' && fill != 'none' &&
+                   holds(before.getBoundingClientRect(), text.getBoundingClientRect());
+  return isBehind ? fill : ground(text.closest('svg').parentElement);
 }
 function luminance(colour) {
   const [r, g, b] = channels(colour).map(c => c / 255).map(

@@ -16,6 +16,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Of the JSON, what the page says in other words: names of things, rates, the schedule's units.
 NOT_SHOWN = {"schema", "cluster", "costs", "even_bytes", "fullest_stage", "pairs_most", "pairs_mean",
              "chunks", "largest_value_bytes", "idle_share_by_theory", "in_flight", "where"}
+TABLES = (".stages", ".placement", ".changes", ".ceilings", ".attention", ".experts")
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "messages", "workspace", "gaps")
 
 
@@ -56,12 +57,13 @@ def numbers(value, path=""):
 
 def compare(said, known):
     """What of the JSON the page lacks."""
-    shown = set(map(float, said["all"]))
+    shown = {part: set(map(float, said[part])) for part in ("tables", "all")}
     for i, stage in enumerate(known["stages"]):
         if i != known["fullest_stage"]:
             del stage["memory"]["largest"]
     for path, value in numbers(known):
-        if float(value) not in shown:
+        part = "tables" if path.startswith(TABLES) else "all"
+        if float(value) not in shown[part]:
             yield f"{path} = {value} is not on the page"
     bars = [[stage["memory"][part + "_bytes"] for part in PARTS] for stage in known["stages"]]
     for bar, drawn in zip(bars, said["memory"], strict=True):
