@@ -1,6 +1,7 @@
-// Work, and how long a step takes at the least: products and attention at the device's rate, everything
-// at the rate of its memory, messages at the least time of their wires (cost/wires.h), and what of them
-// compute hides, by running each function of the program once on a clock.
+// How long a step takes at the least: products and attention at the device's rate for their elements,
+// everything at the rate of its memory, messages at the least time of their wires (cost/wires.h), and what
+// of them compute hides, by running each function of the program once on a clock (cost/clock.h). A figure
+// that the cluster does not give bounds nothing.
 #pragma once
 
 #include <map>
@@ -8,25 +9,15 @@
 #include <vector>
 
 #include "cost/wires.h"
+#include "cost/work.h"
 #include "ir/schedule.h"
 
 namespace planc {
 
-// Of one rank in a step.
-struct RankWork {
-  double flops = 0;        // of products and attention, as executed, recomputation included
-  double otherFlops = 0;   // of everything else
-  double memoryBytes = 0;  // read and written by ops: operands and results, once each
-  // Of `flops`, what is computed a second time for the backward pass.
-  double again = 0;
-
-  double intensity() const { return memoryBytes > 0 ? (flops + otherFlops) / memoryBytes : 0; }
-};
-RankWork workOf(const Module& role);
-
-// What the model asks for in a step on all ranks together: three times the forward pass's products and
-// attention (a causal mask halves the pairs), each gradient being as much as the pass itself.
-double modelFlops(const Module& model);
+// Seconds of one run on a device, at the least: its operations over the rate of the widest type that it
+// multiplies (f32 as f32, not tf32), its bytes over the memory's, whichever is more (Williams et al. 2009,
+// "Roofline"). Zero for repeats and what goes between ranks.
+double secondsOf(const Op& op, const Cluster& cluster);
 
 // A function of a program, run once.
 struct FunctionTime {
@@ -40,6 +31,8 @@ struct RoleTime {
   double compute = 0, exposed = 0;  // of a step, without waiting for other stages
   // Of each talk, in the order of `talks`: its `hidden` is set.
 };
+// `talks`: the role's, of the same wires. What goes to another stage is hidden as far as calls compute
+// between its start and its wait; a function of such messages alone is all `exposed` in `functions`.
 RoleTime timeOf(const Module& role, Wires& wires, std::vector<Talk>& talks);
 
 // A step of all stages.
@@ -47,9 +40,11 @@ struct StepTime {
   double seconds = 0;  // the longest stage's, idle time included
   double bubble = 0;   // of all stages' time, the share in which they wait for each other
   Timeline timeline;   // of the schedule's tasks, in seconds; empty without a pipeline
-  std::vector<WorkCosts> chunks;  // seconds of each chunk's tasks
+  std::vector<WorkCosts> chunks;  // seconds of each chunk's tasks, and to send what they make
 };
-// `roles` and `times`: of the stages in order; one without a pipeline.
+// `roles` and `times`: of the stages in order; one without a pipeline. A stage's step is what it does
+// before its first task, its part of the timeline, and what it does behind its last task. The bubble is
+// the timeline's.
 StepTime stepTime(llvm::ArrayRef<const Module*> roles, llvm::ArrayRef<RoleTime> times);
 
 }  // namespace planc

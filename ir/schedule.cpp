@@ -124,7 +124,8 @@ class Replay {
   // Does a task on a stage that is free from `free` on; gives the other stage that may have waited for
   // it, or -1.
   int work(int stage, const Task& task, double& free) {
-    double cost = costs_[costs_.size() > 1 ? task.chunk : 0].of(task.work), begin = free;
+    const WorkCosts& costs = costs_[costs_.size() > 1 ? task.chunk : 0];
+    double cost = costs.of(task.work), begin = free;
     bool isForward = task.work == Work::Forward, isWeight = task.work == Work::WeightGradient;
     int before = task.chunk + (isForward ? -1 : 1), next = task.chunk + (isForward ? 1 : -1);
     auto isChunk = [&](int chunk) { return chunk >= 0 && chunk < schedule_.chunks(); };
@@ -134,14 +135,16 @@ class Replay {
     timeline.busy[stage] += cost;
     free = begin + cost;
     if (isWeight) return -1;
-    ends[index(task.chunk, task.microbatch)] = free;
-    return isChunk(next) && schedule_.stageOf[next] != stage ? schedule_.stageOf[next] : -1;
+    bool isSent = isChunk(next) && schedule_.stageOf[next] != stage;
+    double message = isForward ? costs.forwardMessage : costs.backwardMessage;
+    ends[index(task.chunk, task.microbatch)] = free + (isSent ? message : 0);
+    return isSent ? schedule_.stageOf[next] : -1;
   }
 
   const PipeSchedule& schedule_;
   llvm::ArrayRef<WorkCosts> costs_;
   Work back_;
-  std::vector<double> forwards_, backwards_;  // when each ends, by chunk and microbatch
+  std::vector<double> forwards_, backwards_;  // when each has come to the next chunk's stage
 };
 
 // Each task once, on its chunk's stage.

@@ -76,10 +76,12 @@ llvm::Error checkSchedule(const PipeSchedule& schedule);
 // How long tasks take, in any unit. Backward counts as InputGradient plus WeightGradient.
 struct WorkCosts {
   double forward = 1, inputGradient = 1, weightGradient = 1;
+  // What the chunk's results need to another stage, forward and back.
+  double forwardMessage = 0, backwardMessage = 0;
   double of(Work work) const;
 };
 
-// Each stage works through its order, a task as soon as what it needs is there; messages take no time.
+// Each stage works through its order, a task as soon as what it needs is there.
 struct Timeline {
   std::vector<std::vector<double>> starts;  // of each stage's tasks
   std::vector<double> busy;                 // of each stage

@@ -2,6 +2,7 @@
 // in @backward becomes a copy of the op that made it, on values that are saved (or made again in
 // turn, within a layer recomputed whole). Dropout draws the same mask: its key does not know which
 // function it runs in. Tested by tests/passes/recompute and tests/unit/gradient_test.cpp.
+#include "ir/cost.h"
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringSwitch.h"
@@ -109,6 +110,7 @@ class Recompute {
     llvm::SmallVector<Value*, 4> operands;
     for (Value* operand : def->operands()) operands.push_back(compute(operand, builder));
     Op* copy = builder.copy(*def, operands);
+    if (isProduct(*copy)) copy->attrs.set("again", int64_t{1});
     for (Value* result : def->results())
       known_[{result, builder.block()}] = copy->result(result->index());
     return known_[{value, builder.block()}];

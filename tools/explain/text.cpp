@@ -245,15 +245,21 @@ std::string placementText(const Report& report) {
       "wires need the least time\n";
   Rows rows{{"order", "", "wires, at least", "sent on the wires by all ranks"}};
   auto add = [&](const std::string& what, const Placing& placing) {
-    rows.push_back({llvm::join(placing.axes, ", "), what, secondsText(placing.seconds),
-                    placingText(placing, cluster)});
+    std::string order = llvm::join(placing.axes, ", ");
+    for (auto& row : rows)
+      if (row[0] == order) {
+        row[1] += "; " + what;
+        return;
+      }
+    rows.push_back({order, what, secondsText(placing.seconds), placingText(placing, cluster)});
   };
   add("chosen", placement.chosen);
   if (placement.written.axes != placement.chosen.axes) add("as written", placement.written);
-  if (placement.unbound) add("without 'place'", *placement.unbound);
+  if (placement.unbound) add("best without 'place'", *placement.unbound);
   if (placement.runnerUp) add("runner-up", *placement.runnerUp);
   for (const Across& across : placement.across)
-    add("'" + across.axis + "' across " + cluster.levels.front().name + "s", across.placing);
+    if (across.placing.axes != placement.chosen.axes)
+      add("'" + across.axis + "' across " + cluster.levels.front().name + "s", across.placing);
   return text + columns(rows, 2);
 }
 
