@@ -130,6 +130,15 @@ const kPictures = {
     }
   },
 
+  // Nothing is wider than what it stands in, but what scrolls.
+  boxes(view, root, tell) {
+    for (const element of texts(root)) {
+      const box = element.closest('.tiles div, .verdict, td, th, li, p, .cell, .label, .end, section');
+      if (box && !element.closest('svg, .piece') && !holds(box.getBoundingClientRect(), letters(element)))
+        tell(`'${element.textContent}' leaves its box`);
+    }
+  },
+
   network(view, root, tell) {
     const fetched = view.frame.contentWindow.performance.getEntriesByType('resource');
     for (const entry of fetched) tell(`it asks for ${entry.name}`);

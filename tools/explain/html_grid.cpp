@@ -227,8 +227,8 @@ class GridPicture {
   std::string ramp() const {
     std::string stops;
     for (int step = 0; step < rampSteps(); ++step) stops += "," + rampFill(step);
-    return "<p class=\"ramp\">first <span style=\"background:linear-gradient(90deg" + stops +
-           ")\"></span> last along the axis; grey: several</p>\n";
+    return "<p class=\"ramp\"><span>first</span><b style=\"background:linear-gradient(90deg" +
+           stops + ")\"></b><span>last along the axis; grey: several</span></p>\n";
   }
 
   Out& out_;

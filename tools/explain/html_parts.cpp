@@ -30,6 +30,13 @@ std::string classesOf(int colour, bool isHatched) {
   return "s" + std::to_string(colour) + (isHatched ? " hatched" : "");
 }
 
+// Sentences go on below; names and places stay whole.
+llvm::StringRef classOf(const Column& column, llvm::StringRef cell) {
+  constexpr size_t sentence = 48;
+  if (!column.isText) return "";
+  return cell.size() > sentence && !cell.startswith("<") ? " class=\"t long\"" : " class=\"t\"";
+}
+
 }  // namespace
 
 std::string escaped(llvm::StringRef text) {
@@ -68,10 +75,11 @@ std::string share(double share) { return figure(share, percent(share)); }
 
 void print(Out& out, const Table& table) {
   if (table.rows.empty()) return;
-  // Wide tables scroll for themselves, by keys too.
-  out << "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\""
-      << escaped(table.caption) << "\">\n<table>\n<caption>" << escaped(table.caption)
-      << "</caption>\n<thead><tr>";
+  // Wide tables scroll for themselves, by keys too; what they show stands still above.
+  std::string caption = escaped(table.caption);
+  out << "<p class=\"caption\">" << caption
+      << "</p>\n<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"" << caption
+      << "\">\n<table aria-label=\"" << caption << "\">\n<thead><tr>";
   for (const Column& column : table.columns)
     out << "<th scope=\"col\"" << (column.isText ? " class=\"t\"" : "") << ">"
         << escaped(column.head) << "</th>";
@@ -81,8 +89,8 @@ void print(Out& out, const Table& table) {
     for (size_t j = 0; j < table.rows[i].size(); ++j) {
       llvm::StringRef tag = j == 0 ? "th" : "td";
       out << "<" << tag << (j == 0 ? " scope=\"row\"" : "")
-          << (table.columns[j].isText ? " class=\"t\"" : "") << ">" << table.rows[i][j] << "</"
-          << tag << ">";
+          << classOf(table.columns[j], table.rows[i][j]) << ">" << table.rows[i][j] << "</" << tag
+          << ">";
     }
     out << "</tr>\n";
   }
