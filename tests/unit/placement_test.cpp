@@ -260,7 +260,7 @@ void expectEqual(const Placing& placing, const Tried& tried, const std::string& 
 
 TEST(Placement, IsTheBestOfAllOrders) {
   std::mt19937 random(3);
-  int moved = 0, all = 100;
+  int moved = 0, all = 40;
   for (int round = 0; round < all; ++round) {
     RandomCase made = randomCase(random);
     std::string what = "round " + std::to_string(round) + "\n" + made.text();
@@ -316,7 +316,7 @@ TEST(Placement, IsTheBestOfAllOrders) {
 
 TEST(Placement, PlaceLeavesTheBestOfThoseThatMeetIt) {
   std::mt19937 random(5);
-  int unbound = 0, broken = 0, all = 100;
+  int unbound = 0, broken = 0, all = 40;
   for (int round = 0; round < all; ++round) {
     RandomCase made = randomCase(random);
     Planx planx = planxOf(made);
