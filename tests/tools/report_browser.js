@@ -122,7 +122,6 @@ const kPictures = {
       const style = getComputedStyle(element);
       const size = parseFloat(style.fontSize);
       if (size < kSmallestLetter) tell(`'${element.textContent}' is ${size} px`);
-      if (element.closest('.hatched')) continue;
       const isDrawn = element.tagName == 'text';
       const ratio = isDrawn ? contrast(style.fill, filled(element))
                             : contrast(style.color, ground(element));

@@ -143,7 +143,7 @@ TEST(Html, EveryFigure) {
     expectInteger(page, ceiling.bytesSent, "a ceiling's");
     expectNumber(page, ceiling.flops, "a ceiling's");
   }
-  EXPECT_TRUE(shows(page, "needs more devices than the cluster has"));
+  EXPECT_TRUE(shows(page, "More ranks than the cluster has devices"));
   // The same report, the same bytes; and small enough to send.
   EXPECT_EQ(page, reportHtml(report));
   EXPECT_LT(page.size(), 3000000u);

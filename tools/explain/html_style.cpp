@@ -76,6 +76,9 @@ tr.marked { background: var(--mark); }
 tr.marked th { font-weight: 700; }
 details { margin-top: 12px; } summary { cursor: pointer; color: var(--soft); font-size: 13px; }
 
+ul.reasons { margin: 4px 0; padding-left: 20px; }
+.reasons li { max-width: 100ch; overflow-wrap: anywhere; }
+
 .chart { margin: 10px 0 6px; }
 .bar { display: grid; grid-template-columns: minmax(84px, 19%) 1fr 86px; gap: 10px; align-items: center;
   margin: 3px 0; font-size: 13px; }
@@ -94,7 +97,7 @@ details { margin-top: 12px; } summary { cursor: pointer; color: var(--soft); fon
 .piece::before { content: ""; display: inline-block; height: 24px; width: 4px; }
 .piece span { display: inline-block; white-space: nowrap; padding-right: 4px; vertical-align: top; }
 .hatched { background-image: repeating-linear-gradient(135deg, transparent 0 3px, var(--hatch) 3px 6px); }
-.piece.hatched span { background: inherit; }
+.piece.hatched span { background-color: inherit; line-height: 16px; margin-top: 4px; padding: 0 4px; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 8px 0; padding: 0;
   font-size: 13px; }
 .key { display: inline-block; width: 13px; height: 13px; margin-right: 6px; vertical-align: -2px; }
