@@ -129,6 +129,13 @@ const kPictures = {
     }
   },
 
+  tables(view, root, tell) {
+    for (const table of root.querySelectorAll('table'))
+      for (const row of table.rows)
+        if (row.cells.length != table.rows[0].cells.length)
+          tell(`a row of ${row.cells.length} cells: ${row.textContent}`);
+  },
+
   // Nothing is wider than what it stands in, but what scrolls.
   boxes(view, root, tell) {
     for (const element of texts(root)) {

@@ -29,8 +29,9 @@ def browse(pages):
         harness = pathlib.Path(folder, "harness.html")
         script = pathlib.Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
         data = json.dumps([{"name": str(page), "text": page.read_text(encoding="utf-8")} for page in pages])
-        harness.write_text('<!DOCTYPE html><meta charset="utf-8"><body><pre id="findings"></pre>\n<script>const pages = '
-                           + data.replace("</", "<\\/") + ";\n" + script + "</script></body>", encoding="utf-8")
+        harness.write_text('<!DOCTYPE html><meta charset="utf-8"><body><pre id="findings"></pre>\n'
+                           "<script>const pages = " + data.replace("</", "<\\/") + ";\n" + script
+                           + "</script></body>", encoding="utf-8")
         out = subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
              "--user-data-dir=" + folder + "/profile", "--host-resolver-rules=MAP * ~NOTFOUND",

@@ -141,8 +141,7 @@ void printCeilings(Out& out, const Report& report) {
     bubble = report.pipeline->timeline(report.costs).bubble();
   int64_t arena = report.fullestStage().memory.arena;
   table.rows.push_back({"as it stands", "", bytes(arena), fitText(report.cluster(), arena),
-                        bytes(sent), flops(work), share(bubble), stepText(report.time.seconds),
-                        ""});
+                        bytes(sent), flops(work), share(bubble), stepText(report.time.seconds)});
   std::string refused;
   bool isBeyond = false;
   for (const Ceiling& ceiling : report.ceilings) {

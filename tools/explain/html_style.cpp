@@ -88,7 +88,8 @@ ul.reasons { margin: 4px 0; padding-left: 20px; }
 .bar.twice { grid-template-columns: minmax(84px, 19%) 1fr 74px 1fr 80px; }
 .track { position: relative; display: flex; height: 24px; background: var(--ground); }
 .above .track { height: 18px; background: none; }
-.limit { position: absolute; top: -3px; bottom: -3px; width: 0; border-left: 2px solid var(--bad); }
+.limit { position: absolute; top: -3px; bottom: -3px; width: 2px; background: var(--bad);
+  box-shadow: 0 0 0 1.5px var(--card); }
 .limit-text { position: absolute; bottom: 0; color: var(--bad); font-size: 12px; white-space: nowrap;
   padding: 0 4px; line-height: 18px; }
 /* A label goes to a second line, which is not seen, where the piece is too narrow for it. */
@@ -114,7 +115,8 @@ legend { padding: 0; font-size: 13px; color: var(--soft); }
 fieldset > input { margin: 0 5px 0 0; vertical-align: -2px; }
 fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
 .units { display: flex; flex-wrap: wrap; gap: 8px; align-items: flex-start; }
-.unit { border: 1px solid var(--soft); border-radius: 8px; padding: 5px 7px 7px; margin-top: 8px; max-width: 100%; }
+.unit { border: 1px solid var(--soft); border-radius: 8px; padding: 5px 7px 7px; margin-top: 8px;
+  max-width: 100%; }
 .unit .unit { margin-top: 0; }
 .unit.wide { width: 100%; }
 .unit-name { font-size: 12px; color: var(--soft); margin-bottom: 4px; overflow-wrap: anywhere; }
