@@ -154,6 +154,7 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
   .unit { padding: 4px 5px 5px; }
   .tiles dd { font-size: 19px; }
 }
+@page { size: landscape; margin: 12mm; }
 @media print {
   body { background: #fff; font-size: 11pt; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   main { max-width: none; padding: 0; }
@@ -161,7 +162,7 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
   .bar, tr, .unit .cells, .tiles div, .verdict { break-inside: avoid; }
   h2, .caption { break-after: avoid; }
   .scroll { overflow: visible; }
-  table { font-size: 8pt; } th, td { padding: 2px 5px; }
+  table { font-size: 7.5pt; } th, td { padding: 2px 5px; }
   .timeline svg { max-width: 100%; height: auto; }
 }
 )css";
