@@ -376,6 +376,13 @@ llvm::Expected<Session::Pieces> Session::piecesOf(const ModelVariable& var) cons
   return pieces;
 }
 
+std::vector<std::pair<std::string, int64_t>> Session::coordinates() const {
+  std::vector<std::pair<std::string, int64_t>> list;
+  for (const GridAxis& axis : program_.grid.axes)
+    list.emplace_back(axis.name, here_.on(axis.name));
+  return list;
+}
+
 int64_t Session::tokensPerStep() const {
   for (const ModelVariable& var : roles_.variables())
     if (var.kind == VarKind::Input && var.parts.front().var->follows.empty() &&

@@ -61,6 +61,8 @@ class Session {
   int64_t positions() const;
   int64_t vocab() const;
   int64_t stepsDone() const { return step_; }
+  // This rank's coordinate on each axis of the grid.
+  std::vector<std::pair<std::string, int64_t>> coordinates() const;
   Interpreter& interpreter() { return *interpreter_; }
   // Steps behind the first are recorded once and replayed, where the device and the program can (and a
   // trace does not want to see them); the op that can't, or null.

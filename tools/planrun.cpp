@@ -257,7 +257,8 @@ llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data)
     if (llvm::Error error = onFirst(comm, [&] { return first.trace->write(*rows); })) return error;
   }
   if (!summaryPath.empty()) {
-    RankSummary mine{comm.rank(), session.stepsDone() - before, session.interpreter().arenaBytes()};
+    RankSummary mine{comm.rank(), session.coordinates(), session.stepsDone() - before,
+                     session.interpreter().arenaBytes()};
     if (llvm::Error error = summarise(comm, mine, first.summary)) return error;
   }
   if (isFirst) {

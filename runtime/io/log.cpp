@@ -53,8 +53,10 @@ std::string stepLine(const StepRecord& record) {
 }
 
 std::string summaryLine(const RankSummary& summary) {
-  return "{\"rank\":" + std::to_string(summary.rank) +
-         ",\"steps\":" + std::to_string(summary.steps) +
+  std::string at;
+  for (const auto& [axis, coordinate] : summary.at)
+    at += (at.empty() ? "\"" : ",\"") + axis + "\":" + std::to_string(coordinate);
+  return "{\"rank\":" + std::to_string(summary.rank) + ",\"at\":{" + at + "},\"steps\":" + std::to_string(summary.steps) +
          ",\"arena_bytes\":" + std::to_string(summary.arenaBytes) + "}";
 }
 

@@ -36,11 +36,12 @@ std::string stepLine(const StepRecord& record);
 // What a rank's run took, told when it is over.
 struct RankSummary {
   int rank = 0;
+  std::vector<std::pair<std::string, int64_t>> at;  // its coordinate on each axis
   int64_t steps = 0;       // that this run did
   int64_t arenaBytes = 0;  // that the device took for the arena
 };
 
-// `{"rank":0,"steps":3,"arena_bytes":1024}` without a line end.
+// `{"rank":0,"at":{"data":0},"steps":3,"arena_bytes":1024}` without a line end.
 std::string summaryLine(const RankSummary& summary);
 
 // The most loaded expert of all routings against the mean, and what found no room; nothing of none.

@@ -288,8 +288,9 @@ TEST(StepLog, WritesOneJsonLineAStep) {
 }
 
 TEST(StepLog, SummariesAreJson) {
-  EXPECT_EQ(summaryLine({2, 7, int64_t{1} << 40}),
-            "{\"rank\":2,\"steps\":7,\"arena_bytes\":1099511627776}");
+  EXPECT_EQ(summaryLine({2, {{"data", 1}, {"pipe", 0}}, 7, int64_t{1} << 40}),
+            "{\"rank\":2,\"at\":{\"data\":1,\"pipe\":0},\"steps\":7,\"arena_bytes\":1099511627776}");
+  EXPECT_EQ(summaryLine({}), "{\"rank\":0,\"at\":{},\"steps\":0,\"arena_bytes\":0}");
 }
 
 TEST(StepLog, ListsTheExpertsLoads) {

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""What `planc explain` says of a plan, against a run of it: the arena of every stage, to the byte, is
+what each of its ranks allocates. Usage: bills.py PLANC PLANRUN [--sample N] [--only TEXT] [--list].
+
+The plans are those of examples/ and tests/ that a machine can run (with some sizes made small), and
+every N-th of each of sweep.py's tables (N 8). Each trains for two steps on all its ranks."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import axes
+import sweep
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FOLDERS = ["examples", "tests/golden", "tests/tools", "tests/verify"]
+# As they stand no CPU runs these in a test's time, or they need sizes that others do not.
+ARGUMENTS = {
+    "examples/gpt2_small.plan train": "-D layers=2 -D batch=1 -D seq=32 -D vocab=256",
+    "examples/nanogpt_char.plan train": "-D batch=1 -D layers=2",
+    "tests/tools/cases_stages.plan two": "-D layers=8",
+    "tests/tools/cases_stages.plan pair": "-D layers=8",
+    "tests/tools/cases_stages.plan turns": "-D layers=8",
+    "tests/tools/cases_stages.plan vee": "-D layers=8",
+    "tests/tools/cases_stages.plan told": "-D layers=7",
+}
+# The rest of the examples with a cluster: their models are the published ones, with no small sizes.
+TOO_LARGE = ["examples/deepseek_v3.plan", "examples/llama3_405b.plan",
+             "examples/llama3_405b_128k.plan", "examples/llama3_8b.plan", "examples/mixtral.plan"]
+# What the compiler refuses, which is what these are there for; or the run ends for lack of rows.
+REFUSED = ["tests/verify/dropout_rows.plan", "tests/verify/padded_gradient.plan",
+           "tests/verify/padded_infinity.plan", "tests/tools/overflow.plan"]
+MOST_RANKS = 32
+
+
+def plans(sample, folder):
+    """(name, path, arguments of planc)."""
+    for where in FOLDERS:
+        for file in sorted(os.listdir(os.path.join(ROOT, where))):
+            path = f"{where}/{file}"
+            if not file.endswith(".plan") or path in TOO_LARGE + REFUSED:
+                continue
+            for plan in re.findall(r"^plan (\w+) of", open(os.path.join(ROOT, path)).read(), re.M):
+                name = f"{path} {plan}"
+                yield name, os.path.join(ROOT, path), ["--plan", plan] + ARGUMENTS.get(name, "").split()
+    for table, (options, least) in sweep.TABLES.items():
+        for number, case in enumerate(sweep.cases(options, least)):
+            if number % sample == 0 and axes.ranks(case) <= MOST_RANKS:
+                path = os.path.join(folder, f"{table}{number}.plan")
+                with open(path, "w") as file:
+                    file.write(sweep.plan(case))
+                yield f"sweep {table} {number}", path, []
+
+
+def stages(explained):
+    """Of `planc explain --json`: the coordinates of a stage's ranks, and its bill."""
+    return [(stage["where"], stage["memory"]) for stage in explained["stages"]]
+
+
+def compare(explained, summary):
+    """What differs, in words."""
+    wrong, met = [], 0
+    for where, memory in stages(explained):
+        parts = sum(bytes for name, bytes in memory.items()
+                    if name.endswith("_bytes") and name != "arena_bytes")
+        if parts != memory["arena_bytes"]:
+            wrong.append(f"stage {where}: the parts are {parts} bytes, the arena {memory['arena_bytes']}")
+        for rank in summary:
+            if any(rank["at"][axis] != at for axis, at in where.items()):
+                continue
+            met += 1
+            if rank["arena_bytes"] != memory["arena_bytes"]:
+                wrong.append(f"stage {where}: explain says {memory['arena_bytes']} bytes, "
+                             f"rank {rank['rank']} took {rank['arena_bytes']}")
+    if met != len(summary) or met != explained["ranks"]:
+        wrong.append(f"{met} of {len(summary)} ranks that ran are in a stage, of {explained['ranks']}")
+    return wrong
+
+
+def check(planc, planrun, path, arguments, folder):
+    """What is wrong with a plan, in words; the compiler, explain and the run must all succeed."""
+    program, data, told = (os.path.join(folder, name) for name in ("x.planx", "x.bin", "x.summary"))
+    explain = subprocess.run([planc, "explain", path, "--json"] + arguments, capture_output=True, text=True)
+    if explain.returncode:
+        return [explain.stderr]
+    with open(data, "wb") as file:  # tokens 0 and 1, which every vocabulary has
+        file.write(b"\0\0\1\0" * 4096)
+    for command in ([planc, "compile", path, "-o", program] + arguments,
+                    [planrun, "run", program, "--data", data, "--steps", "2", "--summary", told]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return [done.stderr]
+    with open(told) as file:
+        return compare(json.loads(explain.stdout), [json.loads(line) for line in file])
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("planc")
+    parser.add_argument("planrun")
+    parser.add_argument("--sample", type=int, default=8)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    done = failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path, options in plans(arguments.sample, folder):
+            if arguments.only not in name:
+                continue
+            if arguments.list:
+                print(name, *options)
+                continue
+            done += 1
+            wrong = check(arguments.planc, arguments.planrun, path, options, folder)
+            if wrong:
+                failed += 1
+                print(f"{name} FAILED:", *wrong, sep="\n  ", flush=True)
+    if not arguments.list:
+        print(f"{done} plans explained and run, {failed} failed")
+    return 1 if failed or (not done and not arguments.list) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
