@@ -47,6 +47,18 @@ std::optional<bool> Report::fits() const {
   return fullestStage().memory.arena <= cluster().memory();
 }
 
+Ceiling Report::asItIs() const {
+  Ceiling made;
+  made.arena = fullestStage().memory.arena;
+  made.bubble = time.bubble;
+  made.seconds = time.seconds;
+  for (const StageBill& stage : stages) {
+    made.bytesSent = std::max(made.bytesSent, stage.bytesSent());
+    made.flops = std::max(made.flops, stage.work.flops);
+  }
+  return made;
+}
+
 double Report::peakRate() const {
   std::optional<Elem> elem = elemByName(planx->model->settings.word("precision"));
   return elem ? cluster().rate(*elem) : 0;

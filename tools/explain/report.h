@@ -82,6 +82,8 @@ struct Report {
   std::optional<bool> fits() const;
   // Operations/s of a device in the plan's precision; 0: the cluster gives none.
   double peakRate() const;
+  // The plan's own figures, as ceilings have them.
+  Ceiling asItIs() const;
 };
 
 // Without changes and ceilings, which need the compiler (what_if.h). Keeps pointers into `planx`.
