@@ -1,6 +1,6 @@
 // All orders are tried. What a message costs follows from the strides of its axes, which follow from the set
 // of axes behind each: so of few orders anything is new. Tested by tests/unit/placement_test.cpp, against
-// ranks one by one.
+// ranks one by one, and tests/unit/placed_plans_test.cpp.
 #include "cost/placement.h"
 
 #include <algorithm>

@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "cost/function_time.h"
+#include "cost/imbalance.h"
 #include "ir/cost.h"
+#include "ir/sharding.h"
 #include "llvm/ADT/STLExtras.h"
 
 namespace planc {
@@ -107,7 +109,8 @@ double secondsOf(const Op& op, const Cluster& cluster) {
   if (op.has(Comm) || op.kind == OpKind::Repeat) return 0;
   double moving = over(memoryBytesOf(op), cluster.hbm());
   if (!isProduct(op)) return moving;
-  return std::max(moving, over(flopsOf(op), cluster.rate(widest(op))));
+  double flops = flopsOf(op) * (isAttention(op) ? attentionImbalance(op) : 1);
+  return std::max(moving, over(flops, cluster.rate(widest(op))));
 }
 
 RoleTime timeOf(const Module& role, Wires& wires, std::vector<Talk>& talks) {

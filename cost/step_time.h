@@ -16,7 +16,8 @@ namespace planc {
 
 // Seconds of one run on a device, at the least: its operations over the rate of the widest type that it
 // multiplies (f32 as f32, not tf32), its bytes over the memory's, whichever is more (Williams et al. 2009,
-// "Roofline"). Zero for repeats and what goes between ranks.
+// "Roofline"). Of attention, on the rank that has the most pairs; of experts, with even shares. Zero for
+// repeats and what goes between ranks.
 double secondsOf(const Op& op, const Cluster& cluster);
 
 // A function of a program, run once.

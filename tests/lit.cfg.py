@@ -1,6 +1,7 @@
 # lit over the text tests: each file says in RUN lines how it is checked. Run one folder alone with
 # `ctest -R lit` or `lit tests/passes` and PLANC_BINARY_DIR set.
 import os
+import shutil
 import lit.formats
 
 config.name = "planc"
@@ -32,6 +33,9 @@ if mpirun:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     })
+# Pages are looked at where there is a browser.
+if any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+    config.available_features.add("browser")
 for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"):
     if name in os.environ:
         config.environment[name] = os.environ[name]

@@ -1,5 +1,5 @@
 // The order of axes is computed from the programs of the plan as it is written, so a plan whose axes change
-// places is compiled twice. Tested by tests/unit/placement_test.cpp and tests/tools/placement.test.
+// places is compiled twice. Tested by tests/unit/placed_plans_test.cpp and tests/tools/placement.test.
 #include "tools/compile.h"
 
 #include "cost/placement.h"

@@ -129,7 +129,7 @@ struct Hue {
 };
 constexpr Hue kHues[] = {{213, 75}, {28, 80}, {28, 80}, {145, 45}};
 constexpr int kShades = 8;
-constexpr int kFirstDark = 5;  // of a forward's shades: with white letters; others stay bright
+constexpr int kFirstDark = 7;  // of a forward's shades: with white letters; others stay bright
 
 // 0 to 1 over a stage's chunks; the same of all where it holds one.
 constexpr double kOnlyChunk = .35;
@@ -312,7 +312,7 @@ std::string pictureStyle() {
                           letter(work), shade, hue.hue, hue.saturation,
                           82 - 34. * shade / (kShades - 1));
   }
-  out << ".light{fill:#fff;text-anchor:middle}\n.dark{fill:#222;text-anchor:middle}\n";
+  out << ".light{fill:#fff;text-anchor:middle}\n.dark{fill:#000;text-anchor:middle}\n";
   return out.str();
 }
 

@@ -9,50 +9,53 @@ namespace planc {
 namespace {
 
 // 12 elements; 100 rows of 3 in a table; layers of 12.
-const char* const kModule = R"(module m sharded {
+const char* const kModule = R"(module m sharded at pipe 0 {
   file "t.plan"
   set microbatches = 2
-  grid tensor 2
+  grid pipe 2, tensor 2
+  pipeline [layer] over pipe by one_f_one_b chunks 1
   call @begin
   call @forward(0)
   call @forward(1)
-  call start @send(0)
-  call wait @send(0)
+  start @send(0)
+  wait @send(0)
+  var @ids : i32[microbatch 2, b 1, i 4] input vocab 100 stack [microbatch]
   var @w : f32[layer 5, i 4, j 3] weight stack [layer]
   var @table : f32[row 100, j 3] weight
   var @sum : f32[row 100, j 3] gradient of @table
-  var @slot : bf16[i 4, j 3] slot
+  var @slot : bf16[b 1, i 4, j 3] slot
   func @begin {
     zero @sum
   }
   func @forward {
-    %ids = const {value = 1.0} : i32[i 4]
+    %ids = read @ids : i32[b 1, i 4]
     %table = read @table : f32[row 100, j 3]
-    %x = lookup(%table, %ids) {over = row} : f32[i 4, j 3]
-    %y = repeat(%x) {count = 5, dim = layer} : f32[i 4, j 3] body(%z : f32[i 4, j 3]) {
+    %x = lookup(%table, %ids) {over = row} : f32[b 1, i 4, j 3]
+    %y = repeat(%x) {count = 5, dim = layer} : f32[b 1, i 4, j 3] body(%z : f32[b 1, i 4, j 3]) {
       %w = read @w : f32[i 4, j 3]
-      %s = all_reduce(%w) {axes = [tensor], start = 1, unless_last = 1} : f32[i 4, j 3]
-      %v = mul(%z, %w) : f32[i 4, j 3]
-      %u = exp(%v) {unless_last = 1} : f32[i 4, j 3]
-      %t = wait(%s, %w) {unless_last = 1} : f32[i 4, j 3]
+      %o = one_copy(%w) {axes = [tensor]} : f32[i 4, j 3] partial(tensor)
+      %s = all_reduce(%o) {axes = [tensor], start = 1, unless_last = 1} : f32[i 4, j 3]
+      %v = mul(%z, %w) : f32[b 1, i 4, j 3]
+      %u = exp(%v) {unless_last = 1} : f32[b 1, i 4, j 3]
+      %t = wait(%s, %o) {unless_last = 1} : f32[i 4, j 3]
       yield(%v)
     }
-    %square = mul(%y, %y) : f32[i 4, j 3]
-    %f = fused(%square, %y) : bf16[i 4, j 3] body(%a : f32[i 4, j 3], %b : f32[i 4, j 3]) {
-      %c = add(%a, %b) : f32[i 4, j 3]
-      %d = exp(%c) : f32[i 4, j 3]
-      %e = cast(%d) : bf16[i 4, j 3]
+    %square = mul(%y, %y) : f32[b 1, i 4, j 3]
+    %f = fused(%square, %y) : bf16[b 1, i 4, j 3] body(%a : f32[b 1, i 4, j 3], %b : f32[b 1, i 4, j 3]) {
+      %c = add(%a, %b) : f32[b 1, i 4, j 3]
+      %d = exp(%c) : f32[b 1, i 4, j 3]
+      %e = cast(%d) : bf16[b 1, i 4, j 3]
       yield(%e)
     }
     write @slot(%f)
     lookup_grad @sum(%ids, %square) {over = row}
-    %part = slice(%y) {offset = 1, over = i, part = p} : f32[p 2, j 3]
+    %part = slice(%y) {offset = 1, over = i, part = p} : f32[b 1, p 2, j 3]
     %q = const {value = 1.0} : f32[j 3, k 7]
-    %g = einsum(%y, %q) {again = 1} : f32[i 4, k 7]
+    %g = einsum(%y, %q) {again = 1} : f32[b 1, i 4, k 7]
   }
   func @send {
-    %x = read @slot : bf16[i 4, j 3]
-    send(%x) {axes = [tensor], channel = 0, to = 1}
+    %x = read @slot : bf16[b 1, i 4, j 3]
+    send(%x) {axes = [pipe], channel = 0, to = 1}
   }
 })";
 
@@ -65,7 +68,7 @@ TEST(Work, BytesAndTimes) {
   });
   using Runs = std::vector<std::pair<double, double>>;
   EXPECT_EQ(runs["zero"], (Runs{{1, 1200}}));
-  EXPECT_EQ(runs["read"], (Runs{{2, 0}, {10, 0}, {1, 0}}));
+  EXPECT_EQ(runs["read"], (Runs{{2, 0}, {2, 0}, {10, 0}, {1, 0}}));
   EXPECT_EQ(runs["lookup"], (Runs{{2, 2 * 48 + 16}}));        // rows, not the table
   EXPECT_EQ(runs["mul"], (Runs{{10, 3 * 48}, {2, 2 * 48}}));  // the same operand once
   EXPECT_EQ(runs["exp"], (Runs{{8, 2 * 48}}));                // the last iteration leaves it out
@@ -97,7 +100,11 @@ TEST(Work, WritesInPlaceMoveNothing) {
     const Place &there = *op.var->place, &here = *op.operand(0)->place;
     bool isThere = here.offset == there.offset;
     made += isThere;
-    EXPECT_EQ(memoryBytesOf(op), isThere ? 0 : 2.0 * double(op.operand(0)->type.bytes()));
+    double bytes = 2.0 * double(op.operand(0)->type.bytes());
+    EXPECT_EQ(memoryBytesOf(op), isThere ? 0 : bytes);
+    ++op.operand(0)->place->offset;
+    EXPECT_EQ(memoryBytesOf(op), here.offset == there.offset ? 0 : bytes);
+    --op.operand(0)->place->offset;
   });
   EXPECT_GT(made, 10);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "llvm/ADT/StringExtras.h"
+#include "llvm/Support/FormatVariadic.h"
 #include "tools/explain/html_sections.h"
 #include "tools/explain/units.h"
 
@@ -42,6 +43,7 @@ std::string fitText(const Cluster& cluster, int64_t arena) {
 }  // namespace
 
 void printPlacement(Out& out, const Report& report) {
+  if (report.planx->grid().ranks() == 1) return;
   open(out, "placement", "Which axes lie close together");
   if (!report.placement) {
     paragraph(out, "There is nothing to order: no cluster of several levels, or one axis.");
@@ -72,9 +74,9 @@ void printPlacement(Out& out, const Report& report) {
          seconds(placing.seconds),
          {{order.placing == &placement.chosen ? 0 : 7, llvm::join(placing.axes, " · "),
            placing.seconds, secondsText(placing.seconds)}}});
-    auto& row = table.rows.emplace_back(
-        std::vector<std::string>{order.what, orderText(placing), seconds(placing.seconds),
-                                 ratio > 0 ? figure(ratio, "× " + countText(ratio)) : ""});
+    auto& row = table.rows.emplace_back(std::vector<std::string>{
+        order.what, orderText(placing), seconds(placing.seconds),
+        ratio > 0 ? figure(ratio, llvm::formatv("× {0:f3}", ratio).str()) : ""});
     for (size_t level = 0; level < cluster.levels.size(); ++level)
       row.push_back(level < placing.bytes.size() ? bytes(placing.bytes[level]) : "");
   }

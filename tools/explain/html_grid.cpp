@@ -62,7 +62,9 @@ void printStrip(Out& out, const Cluster& cluster, llvm::ArrayRef<PlanAxis> axes,
       if (here <= below) continue;
       chips += "<span class=\"chip\">" + escaped(axes[i].name) + " " + std::to_string(here) +
                (here < axes[i].size ? " of " + std::to_string(axes[i].size) : "") +
-               (below > 1 ? " <small>(" + std::to_string(below) + " closer)</small>" : "") +
+               (below > 1 ? " <small>(" + std::to_string(below) + " within a " +
+                                escaped(cluster.levels[level - 1].name) + ")</small>"
+                          : "") +
                "</span>";
     }
     bool isBeyond = level == cluster.levels.size();
@@ -96,10 +98,10 @@ class GridPicture {
            << escaped(axes_[i].name) << "</label>\n";
     out_ << "<div class=\"grid\" role=\"img\" aria-label=\"" << escaped(name()) << "\">\n";
     if (drawn_ == 0) {
-      out_ << "<div class=\"unit\"><div class=\"unit-name\">"
+      out_ << "<div class=\"units\"><div class=\"unit\"><div class=\"unit-name\">"
            << "ranks in order; no cluster is named</div>\n";
       cells(0, 1, std::min(ranks_, kMostCells));
-      out_ << "</div>\n";
+      out_ << "</div></div>\n";
     } else {
       out_ << "<div class=\"units\">\n";
       unit(drawn_, 0);
@@ -163,14 +165,14 @@ class GridPicture {
 
   // Ranks as square as can be, and no wider than a narrow page; units in as many columns as there is room.
   static std::string columnsOf(int64_t each, int64_t count) {
-    if (each > 1) return "auto-fill,46px)";
+    if (each > 1) return "auto-fill,var(--cell))";
     int64_t columns = std::min<int64_t>(count, 8);
     for (int64_t c = 2; c <= std::min<int64_t>(count, 8); ++c)
       if (count % c == 0 && c * c >= count) {
         columns = c;
         break;
       }
-    return std::to_string(columns) + ",minmax(0,46px))";
+    return std::to_string(columns) + ",minmax(0,var(--cell)))";
   }
 
   // Cells of `each` ranks; `count` of them from rank `first` on, of which some may not exist.
@@ -225,8 +227,8 @@ class GridPicture {
   std::string ramp() const {
     std::string stops;
     for (int step = 0; step < rampSteps(); ++step) stops += "," + rampFill(step);
-    return "<p class=\"ramp\">first <span style=\"background:linear-gradient(90deg" + stops +
-           ")\"></span> last along the axis; grey: several</p>\n";
+    return "<p class=\"ramp\"><span>first</span><b style=\"background:linear-gradient(90deg" +
+           stops + ")\"></b><span>last along the axis; grey: several</span></p>\n";
   }
 
   Out& out_;

@@ -82,7 +82,9 @@ std::vector<Tile> tilesOf(const Report& report) {
     tiles.push_back({"of the devices' peak, at most",
                      share(report.modelFlops / (time.seconds * peak)), "is the model's work"});
   tiles.push_back({"parameters", figure(report.parameters, countText(double(report.parameters))),
-                   count(report.tokens) + " tokens a step"});
+                   groupedText(report.parameters)});
+  tiles.push_back({"tokens a step", figure(report.tokens, countText(double(report.tokens))),
+                   groupedText(report.tokens)});
   return tiles;
 }
 

@@ -59,9 +59,9 @@ void printTable(Out& out, const Report& report) {
   for (const Part& part : kParts) table.columns.push_back({part.name});
   table.columns.push_back({"arena, bytes"});
   for (const StageBill& stage : report.stages) {
-    auto& row = table.rows.emplace_back(
-        std::vector<std::string>{escaped(stageText(stage)), count(stage.ranks),
-                                 count(stage.parameters), count(stage.inFlight)});
+    auto& row = table.rows.emplace_back(std::vector<std::string>{
+        escaped(stageText(stage)), count(stage.ranks),
+        figure(stage.parameters, countText(double(stage.parameters))), count(stage.inFlight)});
     for (const Part& part : kParts) row.push_back(bytes(stage.memory.*part.bytes));
     row.push_back(count(stage.memory.arena));
   }
@@ -81,7 +81,8 @@ void printLargest(Out& out, const Report& report) {
               {}};
   for (const HeldValue& value : stage.memory.largest)
     table.rows.push_back(
-        {escaped(value.name), escaped(value.kind), bytes(value.bytes),
+        {escaped(value.name), escaped(value.kind == "communication" ? "messages" : value.kind),
+         bytes(value.bytes),
          share(double(value.bytes) / double(std::max<int64_t>(1, stage.memory.arena))),
          placeText(*stage.program, value.loc)});
   print(out, table);

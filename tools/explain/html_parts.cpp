@@ -3,6 +3,7 @@
 #include "tools/explain/html_parts.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/Format.h"
@@ -13,10 +14,10 @@
 namespace planc::html {
 namespace {
 
+// As short as reads back the same.
 std::string exact(double value) {
-  std::string text;
-  llvm::raw_string_ostream(text) << llvm::format("%.9g", value);
-  return text;
+  char digits[32];
+  return std::string(digits, std::to_chars(digits, std::end(digits), value).ptr);
 }
 
 std::string width(double share) {
@@ -27,6 +28,13 @@ std::string width(double share) {
 
 std::string classesOf(int colour, bool isHatched) {
   return "s" + std::to_string(colour) + (isHatched ? " hatched" : "");
+}
+
+// Sentences go on below; names and places stay whole.
+llvm::StringRef classOf(const Column& column, llvm::StringRef cell) {
+  constexpr size_t sentence = 48;
+  if (!column.isText) return "";
+  return cell.size() > sentence && !cell.startswith("<") ? " class=\"t long\"" : " class=\"t\"";
 }
 
 }  // namespace
@@ -67,10 +75,11 @@ std::string share(double share) { return figure(share, percent(share)); }
 
 void print(Out& out, const Table& table) {
   if (table.rows.empty()) return;
-  // Wide tables scroll for themselves, by keys too.
-  out << "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\""
-      << escaped(table.caption) << "\">\n<table>\n<caption>" << escaped(table.caption)
-      << "</caption>\n<thead><tr>";
+  // Wide tables scroll for themselves, by keys too; what they show stands still above.
+  std::string caption = escaped(table.caption);
+  out << "<p class=\"caption\">" << caption
+      << "</p>\n<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"" << caption
+      << "\">\n<table aria-label=\"" << caption << "\">\n<thead><tr>";
   for (const Column& column : table.columns)
     out << "<th scope=\"col\"" << (column.isText ? " class=\"t\"" : "") << ">"
         << escaped(column.head) << "</th>";
@@ -80,8 +89,8 @@ void print(Out& out, const Table& table) {
     for (size_t j = 0; j < table.rows[i].size(); ++j) {
       llvm::StringRef tag = j == 0 ? "th" : "td";
       out << "<" << tag << (j == 0 ? " scope=\"row\"" : "")
-          << (table.columns[j].isText ? " class=\"t\"" : "") << ">" << table.rows[i][j] << "</"
-          << tag << ">";
+          << classOf(table.columns[j], table.rows[i][j]) << ">" << table.rows[i][j] << "</" << tag
+          << ">";
     }
     out << "</tr>\n";
   }
@@ -90,7 +99,9 @@ void print(Out& out, const Table& table) {
 
 void print(Out& out, const Chart& chart) {
   double scale = chart.scale > 0 ? chart.scale : 1;
-  out << "<div class=\"chart\" role=\"img\" aria-label=\"" << escaped(chart.name) << "\">\n";
+  out << "<div class=\"chart\" role=\"img\" aria-label=\"" << escaped(chart.name) << "\"";
+  if (chart.line) out << " data-limit=\"" << exact(*chart.line) << "\"";
+  out << ">\n";
   if (chart.line) {
     // On the side of the line that has room for its words.
     bool isRight = *chart.line / scale > .5;

@@ -29,6 +29,7 @@ constexpr int kFirstBright = 7;  // of the ramp: with black letters
 constexpr llvm::StringLiteral kText = R"css(
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
+:root { --cell: 46px; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 1160px; margin: 0 auto; padding: 28px 20px 8px; }
@@ -50,7 +51,7 @@ code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans 
 .verdict b { display: block; font-size: 20px; }
 .verdict.yes { border-left-color: var(--good); } .verdict.yes b { color: var(--good); }
 .verdict.no { border-left-color: var(--bad); } .verdict.no b { color: var(--bad); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
+.tiles { display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); gap: 10px;
   margin: 0; padding: 0; }
 .tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; }
 .tiles dt { color: var(--soft); font-size: 13px; }
@@ -58,17 +59,19 @@ code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans 
 .tiles dd small { display: block; font-size: 13px; font-weight: 400; color: var(--soft); line-height: 1.4; }
 
 data { white-space: nowrap; }
-.scroll { overflow-x: auto; margin: 12px 0 0; }
+.scroll { overflow-x: auto; }
+.timeline { margin-top: 12px; }
+p:last-child { margin-bottom: 0; }
 .scroll:focus-visible { outline: 2px solid var(--focus); outline-offset: 2px; }
 table { border-collapse: collapse; font-size: 13px; min-width: 50%; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--soft); padding: 2px 0 4px; font-size: 13px; }
+.caption { color: var(--soft); margin: 14px 0 2px; font-size: 13px; max-width: none; }
 th, td { padding: 4px 9px; border-top: 1px solid var(--line); text-align: right; white-space: nowrap;
   vertical-align: top; }
 th:first-child { padding-left: 4px; text-align: left; }
 thead th { color: var(--soft); font-weight: 500; border-top: 0; vertical-align: bottom; }
 tbody th { font-weight: 500; }
 .t { text-align: left; }
-td.t { white-space: normal; min-width: 11em; overflow-wrap: anywhere; }
+td.long { white-space: normal; min-width: 20em; overflow-wrap: anywhere; }
 tr.marked { background: var(--mark); }
 tr.marked th { font-weight: 700; }
 details { margin-top: 12px; } summary { cursor: pointer; color: var(--soft); font-size: 13px; }
@@ -120,16 +123,18 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
 .cell.none { border: 1px dashed var(--line); background: none; }
 .cell.none i { color: var(--soft); }
 .ramp { display: flex; align-items: center; gap: 8px; font-size: 13px; color: var(--soft); margin: 6px 0 0; }
-.ramp span { flex: 0 0 180px; height: 12px; border-radius: 3px; }
+.ramp b { flex: 0 1 180px; height: 12px; border-radius: 3px; }
+.ramp span:first-child { white-space: nowrap; }
 
 .timeline svg { display: block; }
 .ink { fill: var(--ink); } .soft { fill: var(--soft); } .page { fill: none; } .idle { fill: var(--ground); }
 .tick { stroke: var(--soft); }
 .overview { margin: 10px 0; }
 .overview .bar { grid-template-columns: minmax(70px, 12%) 1fr; margin: 2px 0; }
-.whole { stroke: none; }
+.overview .whole { stroke: none; }
 .overview svg { width: 100%; height: 16px; display: block; background: var(--ground); }
 
+@media (max-width: 900px) { .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
 @media (max-width: 620px) {
   main { padding: 16px 10px 4px; } footer { padding: 4px 10px 20px; }
   section { padding: 14px 12px; }
@@ -140,7 +145,8 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
   .bar .end { grid-column: 2; grid-row: 1; }
   .bar .track { grid-column: 1 / -1; grid-row: 2; }
   .overview .bar { grid-template-columns: 1fr; }
-  .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+  :root { --cell: 35px; }
+  .unit { padding: 4px 5px 5px; }
   .tiles dd { font-size: 19px; }
 }
 @media print {
@@ -148,7 +154,7 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
   main { max-width: none; padding: 0; }
   section { border: 0; border-top: 1px solid #999; border-radius: 0; padding: 10px 0; }
   .bar, tr, .unit .cells, .tiles div, .verdict { break-inside: avoid; }
-  h2, caption { break-after: avoid; }
+  h2, .caption { break-after: avoid; }
   .scroll { overflow: visible; }
   table { font-size: 8pt; } th, td { padding: 2px 5px; }
   .timeline svg { max-width: 100%; height: auto; }

@@ -106,9 +106,10 @@ void printTimeline(Out& out, const Report& report) {
   for (const auto& list : stages.schedule.tasks) tasks += list.size();
   std::string text = escaped(stages.title()) + ". The stages wait for each other " +
                      share(clock.timeline.bubble()) + " of the time";
+  if (!clock.unit.empty())
+    text += "; if all chunks took the same, " + share(stages.timeline(report.costs).bubble());
   if (std::optional<double> theory = stages.idleByTheory(report.costs))
-    text +=
-        "; by theory, if all chunks took the same, " + share(stages.shareOf(*theory, report.costs));
+    text += "; by theory, " + share(stages.shareOf(*theory, report.costs));
   paragraph(out, text + ".");
   size_t longest = 0;
   for (const auto& list : stages.schedule.tasks) longest = std::max(longest, list.size());

@@ -154,6 +154,7 @@ void printTables(Out& out, const Report& report, const StageBill& most) {
 }  // namespace
 
 void printWires(Out& out, const Report& report) {
+  if (report.planx->grid().ranks() == 1) return;
   open(out, "wires", "What ranks send each other");
   const StageBill& most =
       *std::max_element(report.stages.begin(), report.stages.end(), [](auto& a, auto& b) {

@@ -47,6 +47,18 @@ std::optional<bool> Report::fits() const {
   return fullestStage().memory.arena <= cluster().memory();
 }
 
+Ceiling Report::asItIs() const {
+  Ceiling made;
+  made.arena = fullestStage().memory.arena;
+  made.bubble = time.bubble;
+  made.seconds = time.seconds;
+  for (const StageBill& stage : stages) {
+    made.bytesSent = std::max(made.bytesSent, stage.bytesSent());
+    made.flops = std::max(made.flops, stage.work.flops);
+  }
+  return made;
+}
+
 double Report::peakRate() const {
   std::optional<Elem> elem = elemByName(planx->model->settings.word("precision"));
   return elem ? cluster().rate(*elem) : 0;
@@ -58,7 +70,11 @@ Report reportOf(const Planx& planx, const WorkCosts& costs) {
   report.planx = &planx;
   report.costs = costs;
   report.pipeline = stagesOf(planx);
-  Wires wires(planx.roles.front()->cluster, planx.grid());
+  report.placement = placementOf(planx);
+  // Programs that were compiled in another order than the best, to be looked at, differ in nothing else.
+  Grid grid = planx.grid();
+  if (report.placement) grid = inOrder(grid, report.placement->chosen.axes);
+  Wires wires(planx.roles.front()->cluster, grid);
   std::vector<const Module*> programs;
   std::vector<RoleTime> times;
   for (const auto& role : planx.roles) {
@@ -86,9 +102,9 @@ Report reportOf(const Planx& planx, const WorkCosts& costs) {
       report.tokens = std::max(report.tokens, var->type.whole().elements());
   report.modelFlops = modelFlops(*planx.model);
   report.time = stepTime(programs, times);
-  report.placement = placementOf(planx);
   report.attention = dividedAttention(planx);
   report.rows = sentRows(planx);
+  report.experts = expertRows(planx);
   return report;
 }
 

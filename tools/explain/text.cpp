@@ -181,8 +181,8 @@ std::string workText(const Report& report) {
   double exposed = 0;
   for (const StageBill& stage : report.stages) exposed = std::max(exposed, stage.time.exposed);
   text += "  a step takes at least " + secondsText(report.time.seconds) + ": " +
-          percent(report.time.bubble) + " idle between stages, up to " + secondsText(exposed) +
-          " waiting for messages";
+          (report.pipeline ? percent(report.time.bubble) + " idle between stages, up to " : "") +
+          secondsText(exposed) + " waiting for messages";
   if (rate > 0)
     text += llvm::formatv("; at most {0} of the devices' peak is the model's work",
                           percent(report.modelFlops / (report.time.seconds * rate *
@@ -265,44 +265,27 @@ std::string placementText(const Report& report) {
 
 std::string ceilingsText(const Report& report) {
   if (report.ceilings.empty()) return "";
-  std::string text = "the next doubling of each axis\n";
+  int64_t memory = report.cluster().memory();
   Rows rows{{"", "arena", "fits", "sent by a rank", "a rank's work", "idle", "a step"}};
+  auto add = [&](const std::string& name, const Ceiling& figures) {
+    rows.push_back({name, bytesText(double(figures.arena)), figures.arena <= memory ? "yes" : "no",
+                    bytesText(double(figures.bytesSent)), flopsText(figures.flops),
+                    figures.bubble > 0 ? percent(figures.bubble) : "",
+                    figures.seconds > 0 ? secondsText(figures.seconds) : ""});
+  };
+  add("as it is", report.asItIs());
   std::string refused;
   bool isBeyond = false;
   for (const Ceiling& ceiling : report.ceilings) {
     std::string name = ceiling.axis + " " + std::to_string(ceiling.next);
-    if (!ceiling.why.empty()) {
-      refused += "  " + name + ": no: " + ceiling.why + "\n";
-      continue;
-    }
-    int64_t memory = report.cluster().memory();
     isBeyond |= ceiling.isBeyondCluster;
-    rows.push_back({name + (ceiling.isBeyondCluster ? " *" : ""), bytesText(double(ceiling.arena)),
-                    memory == 0               ? ""
-                    : ceiling.arena <= memory ? "yes"
-                                              : "no",
-                    bytesText(double(ceiling.bytesSent)), flopsText(ceiling.flops),
-                    report.pipeline || ceiling.bubble > 0 ? percent(ceiling.bubble) : "",
-                    ceiling.seconds > 0 ? secondsText(ceiling.seconds) : ""});
+    if (ceiling.why.empty()) add(name + (ceiling.isBeyondCluster ? " *" : ""), ceiling);
+    else refused += "  " + name + ": no: " + ceiling.why + "\n";
   }
-  const StageBill& fullest = report.fullestStage();
-  int64_t sent = 0;
-  double flops = 0;
-  for (const StageBill& stage : report.stages) {
-    sent = std::max(sent, stage.bytesSent());
-    flops = std::max(flops, stage.work.flops);
-  }
-  if (rows.size() > 1) {
-    rows.insert(rows.begin() + 1,
-                {"as it is", bytesText(double(fullest.memory.arena)),
-                 !report.fits()   ? ""
-                 : *report.fits() ? "yes"
-                                  : "no",
-                 bytesText(double(sent)), flopsText(flops),
-                 report.pipeline ? percent(report.time.bubble) : "",
-                 report.time.seconds > 0 ? secondsText(report.time.seconds) : ""});
-    text += columns(rows, 1);
-  }
+  if (memory == 0)
+    for (auto& row : rows) row.erase(row.begin() + 2);
+  std::string text = "the next doubling of each axis\n";
+  if (rows.size() > 2) text += columns(rows, 1);
   if (isBeyond) text += "  *: more ranks than " + report.cluster().name + " has devices\n";
   return text + refused;
 }
@@ -342,9 +325,10 @@ std::string showSchedule(const Stages& stages, const WorkCosts& costs) {
 
 std::string explainText(const Report& report) {
   std::string text = heading(report);
-  for (const std::string& section : {pipelineText(report), memoryText(report) + changesText(report),
-                                     workText(report), betweenText(report.attention, report.rows),
-                                     talkText(report), placementText(report), ceilingsText(report)})
+  for (const std::string& section :
+       {pipelineText(report), memoryText(report) + changesText(report), workText(report),
+        betweenText(report.attention, report.rows, report.experts), talkText(report),
+        placementText(report), ceilingsText(report)})
     if (!section.empty()) text += "\n" + section;
   return text;
 }

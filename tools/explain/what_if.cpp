@@ -32,11 +32,13 @@ struct Trial {
   // Found by compiling; `why`: it is not legal.
   bool isLegal = false;
   std::string why;
-  int64_t arena = 0, bytesSent = 0, ranks = 1;
-  double flops = 0, bubble = 0, seconds = 0;
+  int64_t ranks = 1;
+  Ceiling figures;
 
   // Device time of a step; where the cluster gives no rates, work.
-  double price() const { return double(ranks) * (seconds > 0 ? seconds : flops); }
+  double price() const {
+    return double(ranks) * (figures.seconds > 0 ? figures.seconds : figures.flops);
+  }
 };
 
 class Trials {
@@ -69,7 +71,8 @@ class Trials {
 };
 
 Change changeOf(const Trial& trial) {
-  return {trial.statements, trial.arguments, trial.ranks, trial.arena, trial.flops, trial.seconds};
+  return {trial.statements,    trial.arguments,     trial.ranks,
+          trial.figures.arena, trial.figures.flops, trial.figures.seconds};
 }
 
 void setGrid(CompileOptions& options, const std::string& axis, int64_t ranks) {
@@ -111,15 +114,8 @@ void Trials::run(Trial& trial) const {
     return;
   }
   trial.isLegal = true;
-  Report report = reportOf(planx, report_.costs);
-  trial.arena = report.fullestStage().memory.arena;
   trial.ranks = planx.grid().ranks();
-  trial.bubble = report.time.bubble;
-  trial.seconds = report.time.seconds;
-  for (const StageBill& stage : report.stages) {
-    trial.bytesSent = std::max(trial.bytesSent, stage.bytesSent());
-    trial.flops = std::max(trial.flops, stage.work.flops);
-  }
+  trial.figures = reportOf(planx, report_.costs).asItIs();
 }
 
 void Trials::run(std::vector<Trial>& trials) const {
@@ -300,21 +296,21 @@ void Trials::findChanges(Report& into) const {
     run(trials);
     for (const Trial& trial : trials) {
       if (!trial.isLegal) continue;
-      if (trial.arena <= memory) fitting.push_back(trial);
-      if (trial.arena < (nearest ? nearest->arena : now)) nearest = trial;
+      if (trial.figures.arena <= memory) fitting.push_back(trial);
+      if (trial.figures.arena < (nearest ? nearest->figures.arena : now)) nearest = trial;
     }
   };
   keep(singles);
   std::vector<Trial> last = singles;
-  auto helps = [&](const Trial& trial) { return trial.isLegal && trial.arena < now; };
+  auto helps = [&](const Trial& trial) { return trial.isLegal && trial.figures.arena < now; };
   for (size_t count = 2; count <= kMostTogether && fitting.size() < kMostChanges; ++count) {
     std::vector<Trial> next;
     std::set<std::set<std::string>> seen;
-    llvm::stable_sort(last, [](auto& a, auto& b) { return a.arena < b.arena; });
+    llvm::stable_sort(last, [](auto& a, auto& b) { return a.figures.arena < b.figures.arena; });
     for (const Trial& a : last)
       for (const Trial& b : singles) {
         bool isApart = llvm::none_of(b.about, [&](About about) { return a.about.count(about); });
-        bool fits = a.arena <= memory || b.arena <= memory;
+        bool fits = a.figures.arena <= memory || b.figures.arena <= memory;
         if (!isApart || fits || !helps(a) || !helps(b) || next.size() >= kMostTrials) continue;
         Trial both = together(a, b);
         std::set<std::string> words(both.statements.begin(), both.statements.end());
@@ -347,12 +343,12 @@ std::vector<Ceiling> Trials::ceilings() const {
   for (size_t i = 0; i < list.size(); ++i) {
     const Trial& trial = trials[i];
     Ceiling& ceiling = list[i];
-    ceiling.why = trial.why;
-    ceiling.arena = trial.arena;
-    ceiling.bytesSent = trial.bytesSent;
-    ceiling.flops = trial.flops;
-    ceiling.bubble = trial.bubble;
-    ceiling.seconds = trial.seconds;
+    Ceiling figures = trial.figures;
+    figures.axis = ceiling.axis;
+    figures.ranks = ceiling.ranks;
+    figures.next = ceiling.next;
+    figures.why = trial.why;
+    ceiling = std::move(figures);
     ceiling.isBeyondCluster = report_.cluster().known() && trial.ranks > devices;
   }
   return list;
