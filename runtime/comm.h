@@ -24,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ir/type.h"
 #include "llvm/ADT/ArrayRef.h"
@@ -81,6 +82,14 @@ struct Site {
   std::string place = {};   // file:line of the plan
   std::string stage = {};   // the communicator's: see setStage
   int64_t number = 0;       // of the operation in the rank's program
+  int counter = -1;         // which of the communicator's counters counts it: see Communicator::counter
+};
+
+// What a rank's program has sent by one kind of op along the same axes.
+struct SentBytes {
+  std::string op;  // as IR text has it
+  std::vector<std::string> axes;
+  int64_t bytes = 0;
 };
 
 // Ranks of a sub-grid, in order.
@@ -146,8 +155,12 @@ class Communicator {
   // all-reduce 2 (n - 1) / n of the tensor; reduce-scatter and all-gather (n - 1) / n of the larger
   // side; all-to-all and transfers what leaves the rank; broadcast the tensor, at the root.
   int64_t bytesSent() const { return bytesSent_; }
-  // What was started once is sent again by a recording.
-  void countAgain(int64_t bytes) { bytesSent_ += bytes; }
+  // The same by what of a program sends it; what ranks tell each other beside it is in none of these. A
+  // counter is made when it is first asked for, and its number is for Site::counter.
+  int counter(llvm::StringRef op, llvm::ArrayRef<std::string> axes);
+  llvm::ArrayRef<SentBytes> sent() const { return sent_; }
+  // What was started once is sent again by a recording: that much more, by counter.
+  void countAgain(llvm::ArrayRef<SentBytes> sent);
 
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
@@ -159,6 +172,7 @@ class Communicator {
   int rank_, size_;
   std::string stage_;
   int64_t bytesSent_ = 0;
+  std::vector<SentBytes> sent_;
 };
 
 constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::seconds(60);

@@ -227,13 +227,20 @@ std::string Interpreter::placeOf(const Op& op) const {
   return program_.files[op.loc.file] + ":" + std::to_string(op.loc.line);
 }
 
+static std::vector<std::string> namesOf(const Axes& axes) {
+  std::vector<std::string> names;
+  for (const Axis& axis : axes) names.push_back(axis.name);
+  return names;
+}
+
 llvm::Expected<std::unique_ptr<Exchange>> Interpreter::prepareExchange(const Op& op,
                                                                        const Instruction& made) {
   if (comm_ == nullptr) return broken("'" + op.info().text + "' needs other ranks");
   Site site{.op = op.info().text.str(),
             .tensor = made.name,
             .place = made.place,
-            .number = ++exchanges_};
+            .number = ++exchanges_,
+            .counter = comm_->counter(op.info().text, namesOf(groupAxes(op)))};
   return Exchange::create(op, program_.grid, *comm_, *groups_.at(groupOf(op)), device_,
                           std::move(site));
 }

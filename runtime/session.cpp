@@ -196,11 +196,20 @@ void Session::beginStep() {
   interpreter_->device().beginStep(step_);
 }
 
+// What was sent since.
+static std::vector<SentBytes> sentSince(llvm::ArrayRef<SentBytes> before, const Communicator& comm) {
+  std::vector<SentBytes> sent = comm.sent().vec();
+  for (size_t i = 0; i < before.size(); ++i) sent[i].bytes -= before[i].bytes;
+  return sent;
+}
+
 llvm::Error Session::runSchedule(bool update) {
+  std::vector<SentBytes> before = comm_.sent().vec();
   beginStep();
   bool replays = update && records_ && isRecordable_ && interpreter_->device().canRecord() &&
                  !interpreter_->isTraced();
   if (llvm::Error error = replays ? replayStep() : runCalls(update)) return error;
+  sentInStep_ = sentSince(before, comm_);
   return interpreter_->device().finish();
 }
 
@@ -213,18 +222,18 @@ llvm::Error Session::replayStep() {
       recorded_ = Recorded::Warm;
       return runCalls(true);
     case Recorded::Warm: {
-      int64_t before = comm_.bytesSent();
+      std::vector<SentBytes> before = comm_.sent().vec();
       device.beginRecording();
       llvm::Error error = runCalls(true);
       if (llvm::Error other = device.endRecording())
         error = llvm::joinErrors(std::move(error), std::move(other));
       if (error) return error;
-      recordedBytes_ = comm_.bytesSent() - before;
+      recordedSent_ = sentSince(before, comm_);
       recorded_ = Recorded::Step;
       break;
     }
     case Recorded::Step:
-      comm_.countAgain(recordedBytes_);
+      comm_.countAgain(recordedSent_);
   }
   device.replay();
   return llvm::Error::success();

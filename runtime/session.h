@@ -61,6 +61,9 @@ class Session {
   int64_t positions() const;
   int64_t vocab() const;
   int64_t stepsDone() const { return step_; }
+  // What this rank's program sent in the last step, by op and axes; what ranks tell each other beside it
+  // (norms and losses for people, errors, when to stop) does not count.
+  llvm::ArrayRef<SentBytes> sentInStep() const { return sentInStep_; }
   // This rank's coordinate on each axis of the grid.
   std::vector<std::pair<std::string, int64_t>> coordinates() const;
   Interpreter& interpreter() { return *interpreter_; }
@@ -112,7 +115,7 @@ class Session {
   std::map<const Variable*, Output>* outputs_ = nullptr;
   bool records_ = true, isRecordable_ = true;  // the latter on all ranks, or on none
   enum class Recorded { Nothing, Warm, Step } recorded_ = Recorded::Nothing;
-  int64_t recordedBytes_ = 0;  // that the recorded step sends
+  std::vector<SentBytes> sentInStep_, recordedSent_;  // the latter: by the recorded step
 };
 
 // Fills a rank's piece of a weight by its initialisation; an element is a function of the seed, the

@@ -10,6 +10,7 @@
 
 #include "ir/planx.h"
 #include "ir/protocol.h"
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/Format.h"
@@ -227,11 +228,13 @@ llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data)
   std::signal(SIGHUP, requestStop);
   double elapsed = 0;
   int64_t before = session.stepsDone();
+  std::vector<SentBytes> sentFirst;
   bool isSaved = false, isStopped = false;
   while (session.stepsDone() < steps && !isStopped) {
     if (trace && session.stepsDone() + 1 == steps) session.interpreter().setTrace(&*trace);
     auto record = session.step(data);
     if (!record) return record.takeError();
+    if (record->step == before + 1) sentFirst = session.sentInStep().vec();
     elapsed += record->seconds;
     record->seconds = elapsed;
     if (isFirst)
@@ -259,6 +262,8 @@ llvm::Error trainOn(Communicator& comm, Session& session, const TokenFile& data)
   if (!summaryPath.empty()) {
     RankSummary mine{comm.rank(), session.coordinates(), session.stepsDone() - before,
                      session.interpreter().arenaBytes()};
+    for (auto [first, last] : llvm::zip(sentFirst, session.sentInStep()))
+      mine.sent.push_back({first.op, first.axes, first.bytes, last.bytes});
     if (llvm::Error error = summarise(comm, mine, first.summary)) return error;
   }
   if (isFirst) {

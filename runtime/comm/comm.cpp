@@ -43,8 +43,25 @@ Group::Group(llvm::ArrayRef<int> members, int rank)
       position_(int(llvm::find(members, rank) - members.begin())) {}
 
 Ticket Communicator::start(Group& group, const Message& message, const Site& site) {
-  bytesSent_ += bytesSentBy(group, message);
+  int64_t bytes = bytesSentBy(group, message);
+  bytesSent_ += bytes;
+  if (site.counter >= 0) sent_[size_t(site.counter)].bytes += bytes;
   return enter(group, message, site);
+}
+
+int Communicator::counter(llvm::StringRef op, llvm::ArrayRef<std::string> axes) {
+  auto known = llvm::find_if(sent_, [&](const SentBytes& sent) {
+    return sent.op == op && llvm::ArrayRef<std::string>(sent.axes) == axes;
+  });
+  if (known == sent_.end()) known = sent_.insert(known, {op.str(), axes.vec()});
+  return int(known - sent_.begin());
+}
+
+void Communicator::countAgain(llvm::ArrayRef<SentBytes> sent) {
+  for (const SentBytes& more : sent) {
+    sent_[size_t(counter(more.op, more.axes))].bytes += more.bytes;
+    bytesSent_ += more.bytes;
+  }
 }
 
 Ticket Communicator::enter(Group& group, const Message& message, Site site) {

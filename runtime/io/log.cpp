@@ -10,6 +10,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/raw_ostream.h"
 
@@ -53,11 +54,16 @@ std::string stepLine(const StepRecord& record) {
 }
 
 std::string summaryLine(const RankSummary& summary) {
-  std::string at;
+  std::string at, sent;
   for (const auto& [axis, coordinate] : summary.at)
     at += (at.empty() ? "\"" : ",\"") + axis + "\":" + std::to_string(coordinate);
-  return "{\"rank\":" + std::to_string(summary.rank) + ",\"at\":{" + at + "},\"steps\":" + std::to_string(summary.steps) +
-         ",\"arena_bytes\":" + std::to_string(summary.arenaBytes) + "}";
+  for (const RankSummary::Sent& s : summary.sent)
+    sent += (sent.empty() ? "{\"op\":\"" : ",{\"op\":\"") + s.op + "\",\"axes\":[\"" +
+            llvm::join(s.axes, "\",\"") + "\"],\"first_bytes\":" + std::to_string(s.first) +
+            ",\"last_bytes\":" + std::to_string(s.last) + "}";
+  return "{\"rank\":" + std::to_string(summary.rank) + ",\"at\":{" + at +
+         "},\"steps\":" + std::to_string(summary.steps) +
+         ",\"arena_bytes\":" + std::to_string(summary.arenaBytes) + ",\"sent\":[" + sent + "]}";
 }
 
 std::string expertsText(llvm::ArrayRef<ExpertLoads> experts) {

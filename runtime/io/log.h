@@ -39,9 +39,17 @@ struct RankSummary {
   std::vector<std::pair<std::string, int64_t>> at;  // its coordinate on each axis
   int64_t steps = 0;       // that this run did
   int64_t arenaBytes = 0;  // that the device took for the arena
+  // Bytes that its program sent by an op along axes, in the run's first step and in its last.
+  struct Sent {
+    std::string op;
+    std::vector<std::string> axes;
+    int64_t first = 0, last = 0;
+  };
+  std::vector<Sent> sent = {};
 };
 
-// `{"rank":0,"at":{"data":0},"steps":3,"arena_bytes":1024}` without a line end.
+// `{"rank":0,"at":{"data":0},"steps":3,"arena_bytes":1024,"sent":[{"op":"all_reduce","axes":["data"],
+// "first_bytes":7,"last_bytes":7}]}` without a line end.
 std::string summaryLine(const RankSummary& summary);
 
 // The most loaded expert of all routings against the mean, and what found no room; nothing of none.

@@ -288,9 +288,15 @@ TEST(StepLog, WritesOneJsonLineAStep) {
 }
 
 TEST(StepLog, SummariesAreJson) {
-  EXPECT_EQ(summaryLine({2, {{"data", 1}, {"pipe", 0}}, 7, int64_t{1} << 40}),
-            "{\"rank\":2,\"at\":{\"data\":1,\"pipe\":0},\"steps\":7,\"arena_bytes\":1099511627776}");
-  EXPECT_EQ(summaryLine({}), "{\"rank\":0,\"at\":{},\"steps\":0,\"arena_bytes\":0}");
+  RankSummary summary{2, {{"data", 1}, {"pipe", 0}}, 7, int64_t{1} << 40};
+  summary.sent = {{"all_reduce", {"data", "pipe"}, 14, 7}, {"send", {"pipe"}, 0, 8}};
+  EXPECT_EQ(summaryLine(summary),
+            "{\"rank\":2,\"at\":{\"data\":1,\"pipe\":0},\"steps\":7,\"arena_bytes\":1099511627776,"
+            "\"sent\":[{\"op\":\"all_reduce\",\"axes\":[\"data\",\"pipe\"],\"first_bytes\":14,"
+            "\"last_bytes\":7},{\"op\":\"send\",\"axes\":[\"pipe\"],\"first_bytes\":0,"
+            "\"last_bytes\":8}]}");
+  EXPECT_EQ(summaryLine({}),
+            "{\"rank\":0,\"at\":{},\"steps\":0,\"arena_bytes\":0,\"sent\":[]}");
 }
 
 TEST(StepLog, ListsTheExpertsLoads) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What `planc explain` says of a plan, against a run of it: the arena of every stage, to the byte, is
-what each of its ranks allocates. Usage: bills.py PLANC PLANRUN [--sample N] [--only TEXT] [--list].
+what each of its ranks allocates; and what a rank sends in a step, by axes and op, is what its
+communicator counts in the first step and in the last, to the byte (rows of experts: no more). Usage: bills.py PLANC PLANRUN [--sample N] [--only TEXT] [--list].
 
 The plans are those of examples/ and tests/ that a machine can run (with some sizes made small), and
 every N-th of each of sweep.py's tables (N 8). Each trains for two steps on all its ranks."""
@@ -56,15 +57,26 @@ def plans(sample, folder):
                 yield f"sweep {table} {number}", path, []
 
 
-def stages(explained):
-    """Of `planc explain --json`: the coordinates of a stage's ranks, and its bill."""
-    return [(stage["where"], stage["memory"]) for stage in explained["stages"]]
+def compare_sent(where, talks, rank):
+    """What a rank sent otherwise than explain says, in words."""
+    wrong = []
+    told = {(talk["op"], *talk["axes"]): talk for talk in talks}
+    sent = {(each["op"], *each["axes"]): each for each in rank["sent"]}
+    for key in sorted(told.keys() | sent.keys()):
+        talk = told.get(key, {"bytes": 0, "bound": False})
+        for step in ("first_bytes", "last_bytes"):
+            counted = sent.get(key, {step: 0})[step]
+            if counted > talk["bytes"] or (counted < talk["bytes"] and not talk["bound"]):
+                wrong.append(f"stage {where}: explain says {talk['bytes']} bytes of {' '.join(key)}, "
+                             f"rank {rank['rank']} counted {counted} ({step})")
+    return wrong
 
 
 def compare(explained, summary):
     """What differs, in words."""
     wrong, met = [], 0
-    for where, memory in stages(explained):
+    for stage in explained["stages"]:
+        where, memory = stage["where"], stage["memory"]
         parts = sum(bytes for name, bytes in memory.items()
                     if name.endswith("_bytes") and name != "arena_bytes")
         if parts != memory["arena_bytes"]:
@@ -76,6 +88,7 @@ def compare(explained, summary):
             if rank["arena_bytes"] != memory["arena_bytes"]:
                 wrong.append(f"stage {where}: explain says {memory['arena_bytes']} bytes, "
                              f"rank {rank['rank']} took {rank['arena_bytes']}")
+            wrong += compare_sent(where, stage["talks"], rank)
     if met != len(summary) or met != explained["ranks"]:
         wrong.append(f"{met} of {len(summary)} ranks that ran are in a stage, of {explained['ranks']}")
     return wrong
