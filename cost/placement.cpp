@@ -108,7 +108,7 @@ Search::Search(const Planx& planx)
         for (const auto& where : program->where) use(where.first);
       }
       Load& load = role.loads[at->second];
-      load.bytes += double(transfer.times) * double(evenBytes(op, transfer.bytes));
+      load.bytes += double(transfer.times) * meanBytes(op);
       load.calls += double(transfer.times);
     }
     costs_.resize(costs_.size() + role.loads.size());
