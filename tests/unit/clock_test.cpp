@@ -141,6 +141,10 @@ TEST(Clock, RepeatedRunsAreAsManyRuns) {
   EXPECT_EQ(clock.stood(a), 5);
   EXPECT_EQ(clock.sent(a), 15);
   EXPECT_EQ(clock.computed(), 10);
+  // What is under way is as far from arriving as it was: 94.
+  clock.wait(b);
+  EXPECT_EQ(clock.now(), 15 + 94);
+  EXPECT_EQ(clock.stood(b), 94);
 }
 
 }  // namespace

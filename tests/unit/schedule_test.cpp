@@ -450,5 +450,17 @@ TEST(Schedule, IsFast) {
   EXPECT_LT(took.count(), .25);  // 2 ms where nothing else runs, more under sanitizers
 }
 
+// Only what goes to another stage takes time in between: in a V the chunks 1 and 2 are neighbours.
+TEST(Schedule, MessagesTakeTime) {
+  WorkCosts costs{1, 2, 0, 0.5, 0.25};
+  auto length = [&](const char* text, int chunks) {
+    auto schedule = parseSchedule(text, 2, chunks, 1);
+    EXPECT_TRUE(bool(schedule)) << llvm::toString(schedule.takeError());
+    return schedule ? timelineOf(*schedule, costs).length : 0;
+  };
+  EXPECT_DOUBLE_EQ(length("F0 B0\nF0 B0\n", 1), 2 * (1 + 2) + 0.5 + 0.25);
+  EXPECT_DOUBLE_EQ(length("F0.0 F0.3 B0.3 B0.0\nF0.1 F0.2 B0.2 B0.1\n", 2), 4 * (1 + 2) + 2 * (0.5 + 0.25));
+}
+
 }  // namespace
 }  // namespace planc

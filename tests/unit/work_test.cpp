@@ -100,7 +100,11 @@ TEST(Work, WritesInPlaceMoveNothing) {
     const Place &there = *op.var->place, &here = *op.operand(0)->place;
     bool isThere = here.offset == there.offset;
     made += isThere;
-    EXPECT_EQ(memoryBytesOf(op), isThere ? 0 : 2.0 * double(op.operand(0)->type.bytes()));
+    double bytes = 2.0 * double(op.operand(0)->type.bytes());
+    EXPECT_EQ(memoryBytesOf(op), isThere ? 0 : bytes);
+    ++op.operand(0)->place->offset;
+    EXPECT_EQ(memoryBytesOf(op), here.offset == there.offset ? 0 : bytes);
+    --op.operand(0)->place->offset;
   });
   EXPECT_GT(made, 10);
 }

@@ -203,6 +203,19 @@ json::Array attentionJson(const Report& report) {
   return list;
 }
 
+json::Array expertWorkJson(const Report& report) {
+  json::Array list;
+  for (const ExpertRows& rows : report.experts)
+    list.push_back(json::Object{{"dim", rows.expert},
+                                {"axes", words(rows.axes)},
+                                {"experts", rows.experts},
+                                {"own", rows.own},
+                                {"rows_even", rows.even},
+                                {"rows_most", rows.most},
+                                {"bound", rows.bound()}});
+  return list;
+}
+
 json::Array expertsJson(const Report& report) {
   json::Array list;
   for (const SentRows& rows : report.rows)
@@ -259,6 +272,7 @@ std::string explainJson(const Report& report) {
       {"stages", std::move(stages)},
       {"attention", attentionJson(report)},
       {"experts", expertsJson(report)},
+      {"expert_work", expertWorkJson(report)},
       {"placement", placementJson(report)},
       {"changes", std::move(changes)},
       {"nearest_change",

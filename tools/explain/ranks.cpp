@@ -6,6 +6,7 @@
 #include "ir/sharding.h"
 #include "ir/traffic.h"
 #include "llvm/Support/FormatVariadic.h"
+#include "tools/stages.h"
 
 namespace planc {
 namespace {
@@ -102,7 +103,7 @@ std::vector<SentRows> sentRows(const Planx& planx) {
 }
 
 std::string betweenText(const std::vector<DividedAttention>& attention,
-                        const std::vector<SentRows>& rows) {
+                        const std::vector<SentRows>& rows, const std::vector<ExpertRows>& experts) {
   std::string text;
   for (const DividedAttention& a : attention)
     text += llvm::formatv(
@@ -116,6 +117,12 @@ std::string betweenText(const std::vector<DividedAttention>& attention,
                 "experts: {0} of {1} on a rank, over {2}: it packs up to {3} rows and has "
                 "room for {4}\n",
                 r.own, r.experts, r.axes, r.packed, r.room)
+                .str();
+  for (const ExpertRows& e : experts)
+    text += llvm::formatv(
+                "experts: of '{0}' a rank computes {1} rows when all get equal shares, and at most "
+                "{2}, which is {3:f2} times as many\n",
+                e.expert, shortNumber(e.even), e.most, e.bound())
                 .str();
   return text;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cost/imbalance.h"
 #include "ir/planx.h"
 
 namespace planc {
@@ -28,8 +29,8 @@ struct SentRows {
 };
 std::vector<SentRows> sentRows(const Planx& planx);
 
-// Both in sentences, a line each.
+// All in sentences, a line each.
 std::string betweenText(const std::vector<DividedAttention>& attention,
-                        const std::vector<SentRows>& rows);
+                        const std::vector<SentRows>& rows, const std::vector<ExpertRows>& experts);
 
 }  // namespace planc

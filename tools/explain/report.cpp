@@ -104,6 +104,7 @@ Report reportOf(const Planx& planx, const WorkCosts& costs) {
   report.time = stepTime(programs, times);
   report.attention = dividedAttention(planx);
   report.rows = sentRows(planx);
+  report.experts = expertRows(planx);
   return report;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cost/imbalance.h"
 #include "cost/memory.h"
 #include "cost/placement.h"
 #include "cost/step_time.h"
@@ -72,6 +73,7 @@ struct Report {
   std::optional<Placement> placement;
   std::vector<DividedAttention> attention;
   std::vector<SentRows> rows;
+  std::vector<ExpertRows> experts;
   std::vector<Change> changes;    // that make it fit, the cheapest first; empty where it fits
   std::optional<Change> nearest;  // where none of those tried fits: the one with the smallest arena
   std::vector<Ceiling> ceilings;  // in the grid's order

@@ -181,8 +181,8 @@ std::string workText(const Report& report) {
   double exposed = 0;
   for (const StageBill& stage : report.stages) exposed = std::max(exposed, stage.time.exposed);
   text += "  a step takes at least " + secondsText(report.time.seconds) + ": " +
-          percent(report.time.bubble) + " idle between stages, up to " + secondsText(exposed) +
-          " waiting for messages";
+          (report.pipeline ? percent(report.time.bubble) + " idle between stages, up to " : "") +
+          secondsText(exposed) + " waiting for messages";
   if (rate > 0)
     text += llvm::formatv("; at most {0} of the devices' peak is the model's work",
                           percent(report.modelFlops / (report.time.seconds * rate *
@@ -325,9 +325,10 @@ std::string showSchedule(const Stages& stages, const WorkCosts& costs) {
 
 std::string explainText(const Report& report) {
   std::string text = heading(report);
-  for (const std::string& section : {pipelineText(report), memoryText(report) + changesText(report),
-                                     workText(report), betweenText(report.attention, report.rows),
-                                     talkText(report), placementText(report), ceilingsText(report)})
+  for (const std::string& section :
+       {pipelineText(report), memoryText(report) + changesText(report), workText(report),
+        betweenText(report.attention, report.rows, report.experts), talkText(report),
+        placementText(report), ceilingsText(report)})
     if (!section.empty()) text += "\n" + section;
   return text;
 }
