@@ -14,7 +14,7 @@ import xml.etree.ElementTree
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Of the JSON, what the page says in other words: names of things, rates, the schedule's units.
-NOT_SHOWN = {"schema", "cluster", "costs", "even_bytes", "fullest_stage", "pairs_most", "pairs_mean",
+NOT_SHOWN = {"schema", "cluster", "costs", "even_bytes", "least_bytes", "fullest_stage", "pairs_most", "pairs_mean",
              "chunks", "largest_value_bytes", "idle_share_by_theory", "in_flight", "where"}
 TABLES = (".stages", ".placement", ".changes", ".attention", ".experts")
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "messages", "workspace", "gaps")
