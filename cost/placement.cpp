@@ -108,7 +108,7 @@ Search::Search(const Planx& planx)
         for (const auto& where : program->where) use(where.first);
       }
       Load& load = role.loads[at->second];
-      load.bytes += double(transfer.times) * double(evenBytes(op, transfer.bytes));
+      load.bytes += double(transfer.times) * meanBytes(op);
       load.calls += double(transfer.times);
     }
     costs_.resize(costs_.size() + role.loads.size());
@@ -293,9 +293,11 @@ std::optional<Placement> Search::run() {
   made.written = placing(written);
   made.chosen = placing(chosen->order);
   if (tried.front().seconds < chosen->seconds) made.unbound = placing(tried.front().order);
+  // Who shares units decides the time, so that another time is enough to see that others do.
   std::vector<int64_t> units = partition(chosen->order);
   for (auto other = std::next(chosen); other != tried.end() && !made.runnerUp; ++other)
-    if (other->isAllowed && partition(other->order) != units) made.runnerUp = placing(other->order);
+    if (other->isAllowed && (other->seconds > chosen->seconds || partition(other->order) != units))
+      made.runnerUp = placing(other->order);
   for (size_t axis = 0; axis < axes_.size(); ++axis) {
     auto best = std::min_element(tried.begin(), tried.end(), [&](const Tried& a, const Tried& b) {
       return shared(a.order, axis) < shared(b.order, axis);

@@ -3,6 +3,7 @@
 #include "cost/reach.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/Support/MathExtras.h"
@@ -42,7 +43,7 @@ class Counter {
     for (size_t i = 0; i <= cluster.levels.size(); ++i)
       units_.push_back(std::min(cluster.devicesWithin(i), ranks_));
     sums_.resize(units_.size());
-    for (size_t i = 0; i < units_.size(); ++i) sums_[i].resize(size_t(unit(ranks_ - 1, i) + 1));
+    numbers_.resize(units_.size());
   }
 
   Reach reach();
@@ -55,11 +56,21 @@ class Counter {
   };
 
   int64_t unit(int64_t rank, size_t level) const { return rank / units_[level]; }
+  // Of the unit that a rank is in.
+  Sum& sum(int64_t rank, size_t level) {
+    const std::vector<int64_t>& known = numbers_[level];
+    int64_t number = unit(rank, level);
+    if (!known.empty()) number = llvm::lower_bound(known, number) - known.begin();
+    return sums_[level][size_t(number)];
+  }
+  void countOne(int64_t first);
+  void joinAlike();
+  void countAll();
   void send(int64_t from, int64_t to) {
     if (from == to) return;
     size_t level = 0;
     while (level + 1 < units_.size() && unit(from, level + 1) != unit(to, level + 1)) ++level;
-    sums_[level][size_t(unit(from, level))].sent += 1;
+    sum(from, level).sent += times_;
   }
   void countGroup(int64_t first);
   void sendToEveryone(int64_t from);
@@ -71,14 +82,17 @@ class Counter {
   }
 
   llvm::ArrayRef<Steps> grid_;
-  const Party& party_;
+  Party party_;
   int64_t ranks_;
   std::vector<int64_t>
       units_;  // devices in a unit of the level below each, the first of one device
-  // Of each such unit; behind the last level, what leaves its units.
+  // Of each such unit; behind the last level, what leaves its units. Where one group is counted, only of
+  // those that it is in: their numbers.
   std::vector<std::vector<Sum>> sums_;
+  std::vector<std::vector<int64_t>> numbers_;
   std::vector<int64_t> offsets_, members_;
   int64_t parts_ = 1;
+  int64_t times_ = 1;  // that the group at hand is there
 };
 
 void Counter::sendToEveryone(int64_t from) {
@@ -90,7 +104,7 @@ void Counter::sendToEveryone(int64_t from) {
       reached = std::lower_bound(members_.begin(), members_.end(), begin + devices) -
                 std::lower_bound(members_.begin(), members_.end(), begin);
     }
-    sums_[level][size_t(unit(from, level))].sent += reached - within;
+    sum(from, level).sent += times_ * (reached - within);
     within = reached;
   }
 }
@@ -102,8 +116,7 @@ void Counter::countGroup(int64_t first) {
   for (size_t i = 0; i < n; ++i) {
     int64_t rank = members_[i];
     if (!sends(rank)) continue;
-    for (size_t level = 0; level < units_.size(); ++level)
-      ++sums_[level][size_t(unit(rank, level))].senders;
+    for (size_t level = 0; level < units_.size(); ++level) sum(rank, level).senders += times_;
     switch (party_.pattern) {
       case Pattern::Ring:
         send(rank, members_[(i + 1) % n]);
@@ -124,6 +137,62 @@ void Counter::countGroup(int64_t first) {
   }
 }
 
+void Counter::countOne(int64_t first) {
+  for (size_t level = 0; level < units_.size(); ++level) {
+    std::vector<int64_t>& known = numbers_[level];
+    for (int64_t offset : offsets_) known.push_back(unit(first + offset, level));
+    llvm::sort(known);
+    known.erase(std::unique(known.begin(), known.end()), known.end());
+    sums_[level].resize(known.size());
+  }
+  countGroup(first);
+}
+
+// Ranks in a row that stand alike everywhere, so many, count as one: in a unit and at a coordinate together.
+void Counter::joinAlike() {
+  int64_t row = ranks_;
+  for (const Steps& axis : party_.axes) row = std::gcd(row, axis.stride);
+  for (size_t level = 1; level < units_.size(); ++level) row = std::gcd(row, units_[level]);
+  // Of an axis inside of a row all rows have as many ranks at a coordinate.
+  auto isInside = [&](const Party::Fixed& fixed) {
+    return row % (fixed.axis.stride * fixed.axis.size) == 0;
+  };
+  for (bool isKnown = false; !isKnown;) {
+    isKnown = true;
+    for (const Party::Fixed& fixed : party_.where) {
+      if (isInside(fixed)) continue;
+      int64_t less = std::gcd(row, fixed.axis.stride);
+      isKnown &= less == row;
+      row = less;
+    }
+  }
+  llvm::erase_if(party_.where, isInside);
+  ranks_ /= row;
+  for (size_t level = 1; level < units_.size(); ++level) units_[level] /= row;
+  for (Steps& axis : party_.axes) axis.stride /= row;
+  for (Party::Fixed& fixed : party_.where) fixed.axis.stride /= row;
+  for (int64_t& offset : offsets_) offset /= row;
+}
+
+// Behind a whole number of groups and of units everything comes again.
+void Counter::countAll() {
+  joinAlike();
+  int64_t period = 1;
+  auto add = [&](int64_t of) { period = std::min(std::lcm(period, of), ranks_); };
+  for (const Steps& axis : party_.axes) add(axis.stride * axis.size);
+  for (const Party::Fixed& fixed : party_.where) add(fixed.axis.stride * fixed.axis.size);
+  for (int64_t devices : units_) add(devices < ranks_ ? devices : 1);
+  int64_t periods = ranks_ / period, end = period + ranks_ % period;
+  for (size_t level = 0; level < units_.size(); ++level)
+    sums_[level].resize(size_t(unit(end - 1, level) + 1));
+  for (int64_t rank = 0; rank < end; ++rank) {
+    times_ = rank < period ? periods : 1;
+    if (llvm::all_of(party_.axes,
+                     [&](const Steps& axis) { return rank / axis.stride % axis.size == 0; }))
+      countGroup(rank);
+  }
+}
+
 Reach Counter::reach() {
   offsets_ = offsetsOf(party_.axes, party_.among);
   int64_t n = int64_t(offsets_.size());
@@ -138,13 +207,9 @@ Reach Counter::reach() {
     int64_t first = 0;
     for (const Party::Fixed& fixed : party_.where)
       if (!llvm::is_contained(party_.axes, fixed.axis)) first += fixed.at * fixed.axis.stride;
-    countGroup(first);
+    countOne(first);
   } else {
-    for (int64_t rank = 0; rank < ranks_; ++rank) {
-      bool isFirst = llvm::all_of(
-          party_.axes, [&](const Steps& axis) { return rank / axis.stride % axis.size == 0; });
-      if (isFirst) countGroup(rank);
-    }
+    countAll();
   }
   for (size_t level = 0; level < units_.size(); ++level) {
     Sum all;

@@ -39,13 +39,14 @@ RoleTime timeOf(const Module& role, Wires& wires, std::vector<Talk>& talks);
 // A step of all stages.
 struct StepTime {
   double seconds = 0;  // the longest stage's, idle time included
-  double bubble = 0;   // of all stages' time, the share in which they wait for each other
-  Timeline timeline;   // of the schedule's tasks, in seconds; empty without a pipeline
+  // Of all stages' time in the timeline, the share in which they wait for each other: what messages between
+  // stages hold up included.
+  double bubble = 0;
+  Timeline timeline;              // of the schedule's tasks, in seconds; empty without a pipeline
   std::vector<WorkCosts> chunks;  // seconds of each chunk's tasks, and to send what they make
 };
 // `roles` and `times`: of the stages in order; one without a pipeline. A stage's step is what it does
-// before its first task, its part of the timeline, and what it does behind its last task. The bubble is
-// the timeline's.
+// before its first task, its part of the timeline, and what it does behind its last task.
 StepTime stepTime(llvm::ArrayRef<const Module*> roles, llvm::ArrayRef<RoleTime> times);
 
 }  // namespace planc

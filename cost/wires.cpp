@@ -2,6 +2,7 @@
 #include "cost/wires.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "llvm/ADT/STLExtras.h"
 
@@ -13,6 +14,20 @@ int64_t groupSize(const Op& op) {
   Axes axes = groupAxes(op);
   int64_t among = int64_t(op.attrs.words("among").size());
   return among > 0 ? ranksOver(axes) / axes[0].size * among : ranksOver(axes);
+}
+
+// Those that run a program.
+std::vector<Coordinates> ranksOf(const Module& role) {
+  std::vector<Coordinates> ranks;
+  for (int64_t rank = 0; rank < role.grid.ranks(); ++rank)
+    if (Coordinates at(role.grid, rank); role.fits(at)) ranks.push_back(std::move(at));
+  return ranks;
+}
+
+bool isOf(const Transfer& transfer, const Talk& talk) {
+  return transfer.op->kind == talk.kind &&
+         std::equal(transfer.axes.begin(), transfer.axes.end(), talk.axes.begin(), talk.axes.end(),
+                    [](const Axis& axis, const std::string& name) { return axis.name == name; });
 }
 
 // The mean of two shares that are of these bytes.
@@ -39,8 +54,14 @@ Pattern patternOf(OpKind kind) {
   }
 }
 
-int64_t evenBytes(const Op& op, int64_t bytes) {
-  return op.kind == OpKind::ExchangeRows ? bytes - bytes / groupSize(op) : bytes;
+double meanBytes(const Op& op) {
+  int64_t bytes = bytesSent(op);
+  if (op.kind == OpKind::ExchangeRows) return double(bytes - bytes / groupSize(op));
+  if (isEven(op)) return double(bytes);
+  double sum = 0, ranks = 0;
+  for (const Coordinates& rank : ranksOf(op.parent()->module()))
+    sum += double(bytesSent(op, rank)), ranks += 1;
+  return sum / ranks;
 }
 
 void Wires::renumber(const Grid& grid) {
@@ -97,19 +118,47 @@ double Wires::seconds(const Reach& reach, double bytes, double calls) const {
   return longest + calls * reach.rounds * cluster_.levels[reach.level].latency();
 }
 
+// The most and the least that ranks send of talks of which each rank sends its own.
+static void addUneven(const Module& role, const Traffic& traffic, std::vector<Talk>& talks) {
+  for (Talk& talk : talks) {
+    bool isUneven = llvm::any_of(traffic.transfers, [&](const Transfer& transfer) {
+      return isOf(transfer, talk) && !isEven(*transfer.op);
+    });
+    if (!isUneven) continue;
+    talk.bytes = 0, talk.leastBytes = INT64_MAX;
+    for (const Coordinates& rank : ranksOf(role)) {
+      int64_t bytes = bytesOf(talk, role, rank.rank());
+      talk.bytes = std::max(talk.bytes, bytes);
+      talk.leastBytes = std::min(talk.leastBytes, bytes);
+    }
+  }
+}
+
+int64_t bytesOf(const Talk& talk, const Module& role, int64_t rank) {
+  if (talk.isBound) return talk.bytes;
+  Coordinates here(role.grid, rank);
+  int64_t bytes = 0;
+  for (const Transfer& transfer : trafficOf(role).transfers)
+    if (isOf(transfer, talk))
+      bytes = saturatingAdd(bytes, saturatingMul(transfer.times, bytesSent(*transfer.op, here)));
+  return bytes;
+}
+
 std::vector<Talk> talksOf(const Module& role, Wires& wires) {
   std::vector<Talk> talks;
-  for (const Transfer& transfer : trafficOf(role).transfers) {
+  Traffic traffic = trafficOf(role);
+  for (const Transfer& transfer : traffic.transfers) {
     const Op& op = *transfer.op;
-    int64_t bytes = saturatingMul(transfer.times, transfer.bytes);
+    bool isBound = op.kind == OpKind::ExchangeRows;
+    int64_t bytes = saturatingMul(transfer.times, isBound ? mostRowBytes(op) : transfer.bytes);
     if (bytes == 0) continue;
     Talk more;
     more.kind = op.kind;
     more.calls = transfer.times;
-    more.bytes = bytes;
+    more.bytes = more.leastBytes = bytes;
     for (const Axis& axis : transfer.axes) more.axes.push_back(axis.name);
-    more.isBound = op.kind == OpKind::ExchangeRows;
-    more.evenBytes = saturatingMul(transfer.times, evenBytes(op, transfer.bytes));
+    more.isBound = isBound;
+    more.evenBytes = std::llround(double(transfer.times) * meanBytes(op));
     more.reach = wires.reach(op);
     more.seconds = wires.seconds(more.reach, double(more.evenBytes), double(more.calls));
     auto same = llvm::find_if(
@@ -123,10 +172,11 @@ std::vector<Talk> talksOf(const Module& role, Wires& wires) {
     same->reach.level = std::max(same->reach.level, more.reach.level);
     same->reach.rounds = std::max(same->reach.rounds, more.reach.rounds);
     same->calls = saturatingAdd(same->calls, more.calls);
-    same->bytes = saturatingAdd(same->bytes, more.bytes);
+    same->leastBytes = same->bytes = saturatingAdd(same->bytes, more.bytes);
     same->evenBytes = saturatingAdd(same->evenBytes, more.evenBytes);
     same->seconds += more.seconds;
   }
+  addUneven(role, traffic, talks);
   llvm::stable_sort(talks, [](const Talk& a, const Talk& b) { return a.bytes > b.bytes; });
   return talks;
 }

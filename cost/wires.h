@@ -19,9 +19,9 @@
 namespace planc {
 
 Pattern patternOf(OpKind kind);
-// Of what a rank sends at most by an op, what it sends when experts get equal shares of the rows: of n parts
-// its own stays. Of other ops all.
-int64_t evenBytes(const Op& collective, int64_t bytes);
+// What a rank sends in one run of an op, of the ranks of its module on average: rows of experts in equal
+// shares, of whose n parts its own stays.
+double meanBytes(const Op& collective);
 
 class Wires {
  public:
@@ -55,10 +55,12 @@ struct Talk {
   Words axes;
   OpKind kind = OpKind::AllReduce;
   int64_t calls = 0;
-  int64_t bytes = 0;     // as the communicators count: Communicator::bytesSent
+  // As the communicators count, Communicator::bytesSent: of the rank that sends the most, and the least.
+  // They differ where the pieces of an all-to-all do not meet evenly (ir/traffic.h).
+  int64_t bytes = 0, leastBytes = 0;
   bool isBound = false;  // rows of experts: `bytes` is the most there can be; the data decides
-  int64_t evenBytes =
-      0;  // of such rows what leaves a rank when experts get equal shares; else `bytes`
+  // On average; of such rows what leaves a rank when experts get equal shares.
+  int64_t evenBytes = 0;
   // Where its ops reach differently far (messages to several stages): shares of all bytes together, the
   // highest level, the most rounds.
   Reach reach;
@@ -67,5 +69,7 @@ struct Talk {
 };
 // In falling order of bytes. Receives are their senders'.
 std::vector<Talk> talksOf(const Module& role, Wires& wires);
+// A rank's own bytes of one of its program's talks.
+int64_t bytesOf(const Talk& talk, const Module& role, int64_t rank);
 
 }  // namespace planc

@@ -4,8 +4,8 @@
 // Where ranks do unlike amounts of one op, it counts what they do on average, so that all ranks together
 // count what is done: of packed rows an even share, of attention over blocks of keys what a rank meets in
 // one on average. Masks count by areas: a causal mask hides half of all pairs, of a window of w keys the
-// first w queries see half (Narayanan et al. 2021, appendix, count all pairs; Dao et al. 2022 half).
-// Documents are known at run time only.
+// first w queries see half (so Dao 2023, "FlashAttention-2", section 4.1; Narayanan et al. 2021, appendix,
+// count all pairs). Documents are known at run time only.
 #pragma once
 
 #include "ir/op.h"

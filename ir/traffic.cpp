@@ -1,6 +1,8 @@
 // Counts collectives along the schedule and through repeats. Tested by tests/unit/traffic_test.cpp.
 #include "ir/traffic.h"
 
+#include <algorithm>
+
 #include "llvm/ADT/STLExtras.h"
 
 namespace planc {
@@ -86,6 +88,48 @@ int64_t bytesSent(const Op& collective) {
     bytes = saturatingAdd(bytes,
                           bytesSent(collective.kind, in->type.bytes(), out->type.bytes(), ranks));
   return bytes;
+}
+
+bool isEven(const Op& op) {
+  if (op.kind != OpKind::AllToAll) return true;
+  const Type &from = op.operand(0)->type, &to = op.result()->type;
+  return llvm::all_of(from.dims, [&](const Dim& before) {
+    if (before.name == from.grouping()) return true;
+    const Dim& behind = to.dims[size_t(to.find(before.name))];
+    size_t shared = std::min(before.axes.size(), behind.axes.size());
+    return !before.isPadded() && !behind.isPadded() &&
+           llvm::equal(llvm::ArrayRef<Axis>(before.axes).take_front(shared),
+                       llvm::ArrayRef<Axis>(behind.axes).take_front(shared));
+  });
+}
+
+int64_t bytesSent(const Op& op, const Coordinates& rank) {
+  if (isEven(op)) return bytesSent(op);
+  const Type &from = op.operand(0)->type, &to = op.result()->type;
+  int64_t bytes = 0;
+  for (int64_t other : membersOf(op, rank)) {
+    if (other == rank.rank()) continue;
+    Coordinates there(op.parent()->module().grid, other);
+    // What this rank holds before and the other behind it, by dim.
+    int64_t box = bytesPerElement(from.elem);
+    for (const Dim& before : from.dims) {
+      if (before.name == from.grouping()) continue;  // no dim of memory
+      const Dim& behind = to.dims[size_t(to.find(before.name))];
+      int64_t begin = std::max(rank.offset(before), there.offset(behind));
+      int64_t end = std::min(rank.offset(before) + rank.valid(before),
+                             there.offset(behind) + there.valid(behind));
+      box *= std::max<int64_t>(end - begin, 0);
+    }
+    bytes += box;
+  }
+  return bytes;
+}
+
+int64_t mostRowBytes(const Op& op) {
+  int64_t held = op.operand(0)->type.bytes();
+  if (!op.isFlag("home")) return held;
+  int64_t others = ranksOver(groupAxes(op)) - 1;
+  return std::min(held, saturatingMul(others, op.result()->type.bytes()));
 }
 
 Traffic trafficOf(const Module& module) {

@@ -26,6 +26,14 @@ std::vector<int64_t> membersOf(const Op& collective, const Coordinates& rank);
 
 // Bytes that each rank sends in one run of a collective.
 int64_t bytesSent(const Op& collective);
+// Whether they are the same for all ranks. Pieces of an all-to-all may not meet evenly: where the last are
+// padded, or a dim is cut otherwise before and after; then those are the convention's, and each rank's own
+// what leaves it.
+bool isEven(const Op& collective);
+int64_t bytesSent(const Op& collective, const Coordinates& rank);
+// Of rows to experts or home, the most that may leave a rank: all that it holds, and home no more than the
+// others sent.
+int64_t mostRowBytes(const Op& exchange);
 
 struct Transfer {
   const Op* op;

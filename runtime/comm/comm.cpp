@@ -66,6 +66,7 @@ void Communicator::countAgain(llvm::ArrayRef<SentBytes> sent) {
 
 Ticket Communicator::enter(Group& group, const Message& message, Site site) {
   site.stage = stage_;
+  site.counter = -1;  // another communicator that may carry the message has its own
   return begin(group, message, site);
 }
 

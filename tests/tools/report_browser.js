@@ -122,12 +122,18 @@ const kPictures = {
       const style = getComputedStyle(element);
       const size = parseFloat(style.fontSize);
       if (size < kSmallestLetter) tell(`'${element.textContent}' is ${size} px`);
-      if (element.closest('.hatched')) continue;
       const isDrawn = element.tagName == 'text';
       const ratio = isDrawn ? contrast(style.fill, filled(element))
                             : contrast(style.color, ground(element));
       if (ratio < 4.5) tell(`'${element.textContent}' has a contrast of ${ratio.toFixed(2)}`);
     }
+  },
+
+  tables(view, root, tell) {
+    for (const table of root.querySelectorAll('table'))
+      for (const row of table.rows)
+        if (row.cells.length != table.rows[0].cells.length)
+          tell(`a row of ${row.cells.length} cells: ${row.textContent}`);
   },
 
   // Nothing is wider than what it stands in, but what scrolls.

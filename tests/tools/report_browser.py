@@ -14,9 +14,9 @@ import xml.etree.ElementTree
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Of the JSON, what the page says in other words: names of things, rates, the schedule's units.
-NOT_SHOWN = {"schema", "cluster", "costs", "even_bytes", "fullest_stage", "pairs_most", "pairs_mean",
+NOT_SHOWN = {"schema", "cluster", "costs", "even_bytes", "least_bytes", "fullest_stage", "pairs_most", "pairs_mean",
              "chunks", "largest_value_bytes", "idle_share_by_theory", "in_flight", "where"}
-TABLES = (".stages", ".placement", ".changes", ".ceilings", ".attention", ".experts")
+TABLES = (".stages", ".placement", ".changes", ".attention", ".experts")
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "messages", "workspace", "gaps")
 
 
@@ -29,8 +29,9 @@ def browse(pages):
         harness = pathlib.Path(folder, "harness.html")
         script = pathlib.Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
         data = json.dumps([{"name": str(page), "text": page.read_text(encoding="utf-8")} for page in pages])
-        harness.write_text('<!DOCTYPE html><meta charset="utf-8"><body><pre id="findings"></pre>\n<script>const pages = '
-                           + data.replace("</", "<\\/") + ";\n" + script + "</script></body>", encoding="utf-8")
+        harness.write_text('<!DOCTYPE html><meta charset="utf-8"><body><pre id="findings"></pre>\n'
+                           "<script>const pages = " + data.replace("</", "<\\/") + ";\n" + script
+                           + "</script></body>", encoding="utf-8")
         out = subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
              "--user-data-dir=" + folder + "/profile", "--host-resolver-rules=MAP * ~NOTFOUND",

@@ -94,6 +94,15 @@ TEST(ClosedForms, ModelsOfTheLiterature) {
              mixtral(32, 4096, 14336, 32, 8, 128, 8, 2, 32000, 4096, 2 * 4096).model());
 }
 
+// GPT-3 by the formula of Narayanan et al. 2021, appendix, without its recomputation and with a causal mask,
+// which halves the term s / 6h: 72 B s l h^2 (1 + s / 12h + V / 12lh).
+TEST(ClosedForms, Gpt3ByMegatronsFormula) {
+  double b = 4, s = 2048, l = 96, h = 12288, v = 51200;
+  double flops = 72 * b * s * l * h * h * (1 + s / (12 * h) + v / (12 * l * h));
+  std::string sizes = "layers = 96, head = 96, model = 12288, vocab = 51200, seq = 2048, batch = 4";
+  expectSame(modelOf(plan("gpt2", sizes, "")), flops);
+}
+
 // 671B parameters, of which 37B meet a token (DeepSeek-AI 2024, section 1); the table is looked up.
 TEST(ClosedForms, DeepSeekV3) {
   double heads = 128, model = 7168, tokens = 4096;

@@ -54,13 +54,19 @@ TEST(Cluster, ModuleHoldsWhatThePlanNames) {
 TEST(Cluster, ReadsBackFromTextAndBytes) {
   auto module = test::compileText(kPlan);
   ASSERT_TRUE(module);
+  module->places.push_back({{"data"}, "row", {}, /*isScope=*/true});
   std::unique_ptr<Module> copy = cloneModule(*module);
   EXPECT_EQ(copy->cluster, module->cluster);
+  ASSERT_EQ(copy->places.size(), 2u);
+  EXPECT_FALSE(copy->places[0].isScope);
+  EXPECT_TRUE(copy->places[1].isScope);
   std::unique_ptr<Module> read = test::parse(test::print(*module));
   ASSERT_TRUE(read);
   EXPECT_EQ(read->cluster, module->cluster);
-  ASSERT_EQ(read->places.size(), 1u);
+  ASSERT_EQ(read->places.size(), 2u);
   EXPECT_EQ(read->places[0].level, "node");
+  EXPECT_FALSE(read->places[0].isScope);
+  EXPECT_TRUE(read->places[1].isScope);
 }
 
 }  // namespace

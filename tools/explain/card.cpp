@@ -94,8 +94,10 @@ Card cardOf(const Report& report, int64_t rank) {
     for (int64_t member : membersOf(*transfer.op, here))
       if (!llvm::is_contained(list, member)) list.push_back(member);
   }
-  for (const Talk& talk : report.stages[card.stage].talks)
+  for (Talk talk : report.stages[card.stage].talks) {
+    talk.bytes = talk.leastBytes = bytesOf(talk, program, rank);
     card.peers.push_back({talk, members[{talk.axes, talk.kind}]});
+  }
   return card;
 }
 

@@ -128,8 +128,7 @@ void printCeilings(Out& out, const Report& report) {
                {"sent by a rank"},
                {"work of a rank"},
                {"bubble"},
-               {"a step"},
-               {"", true}},
+               {"a step"}},
               {}};
   int64_t sent = 0;
   double work = 0;
@@ -142,23 +141,27 @@ void printCeilings(Out& out, const Report& report) {
     bubble = report.pipeline->timeline(report.costs).bubble();
   int64_t arena = report.fullestStage().memory.arena;
   table.rows.push_back({"as it stands", "", bytes(arena), fitText(report.cluster(), arena),
-                        bytes(sent), flops(work), share(bubble), stepText(report.time.seconds),
-                        ""});
+                        bytes(sent), flops(work), share(bubble), stepText(report.time.seconds)});
+  std::string refused;
+  bool isBeyond = false;
   for (const Ceiling& ceiling : report.ceilings) {
-    auto& row = table.rows.emplace_back(std::vector<std::string>{
-        escaped(ceiling.axis), count(ceiling.ranks) + " → " + count(ceiling.next)});
+    std::string axis = escaped(ceiling.axis);
+    std::string sizes = count(ceiling.ranks) + " → " + count(ceiling.next);
     if (!ceiling.why.empty()) {
-      row.resize(table.columns.size() - 1, "–");
-      row.push_back("not legal: " + escaped(ceiling.why));
+      refused += "<li><b>" + axis + " " + sizes + "</b>: " + escaped(ceiling.why) + "</li>\n";
       continue;
     }
-    row.insert(
-        row.end(),
-        {bytes(ceiling.arena), fitText(report.cluster(), ceiling.arena), bytes(ceiling.bytesSent),
-         flops(ceiling.flops), share(ceiling.bubble), stepText(ceiling.seconds),
-         ceiling.isBeyondCluster ? "needs more devices than the cluster has" : ""});
+    isBeyond |= ceiling.isBeyondCluster;
+    table.rows.push_back({axis, sizes + (ceiling.isBeyondCluster ? " *" : ""), bytes(ceiling.arena),
+                          fitText(report.cluster(), ceiling.arena), bytes(ceiling.bytesSent),
+                          flops(ceiling.flops), share(ceiling.bubble), stepText(ceiling.seconds)});
   }
   print(out, table);
+  if (isBeyond)
+    note(out,
+         "* More ranks than the cluster has devices: as if it had more of its outermost units.");
+  if (!refused.empty())
+    out << "<h3>Not legal</h3>\n<ul class=\"reasons\">\n" << refused << "</ul>\n";
   close(out);
 }
 

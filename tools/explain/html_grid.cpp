@@ -12,29 +12,32 @@ namespace {
 
 constexpr int64_t kMostCells = 512;
 
-// How close the ranks along an axis lie: of a line's ranks, by level, the most that one of its units holds;
-// behind the last level, all of them.
+// How close the ranks along an axis lie: by level, so many of them one of its units holds on every line
+// along the axis; behind the last level, all of them.
 using Together = std::vector<int64_t>;
 
+// The most ranks of a line that a unit of so many devices holds. A line's ranks rise, so those of one unit
+// follow each other.
+int64_t mostIn(const PlanAxis& axis, int64_t first, int64_t unit) {
+  int64_t most = 1, run = 0, last = -1;
+  for (int64_t i = 0; i < axis.size; ++i) {
+    int64_t at = (first + i * axis.stride) / unit;
+    run = at == last ? run + 1 : 1;
+    last = at;
+    most = std::max(most, run);
+  }
+  return most;
+}
+
 Together togetherOf(const Cluster& cluster, const PlanAxis& axis, int64_t ranks) {
-  Together together(cluster.levels.size(), 1);
-  together.push_back(axis.size);
+  Together together(cluster.levels.size() + 1, axis.size);
   // Lines repeat from unit to unit: those that begin among so many ranks show all there are.
   int64_t starts = std::min<int64_t>(ranks, 65536);
-  for (size_t level = 0; level < cluster.levels.size(); ++level) {
-    int64_t unit = cluster.devicesWithin(level + 1);
-    for (int64_t first = 0; first < starts; ++first) {
-      if (first / axis.stride % axis.size != 0) continue;
-      // A line's ranks rise, so those of one unit follow each other.
-      int64_t run = 0, last = -1;
-      for (int64_t i = 0; i < axis.size; ++i) {
-        int64_t at = (first + i * axis.stride) / unit;
-        run = at == last ? run + 1 : 1;
-        last = at;
-        together[level] = std::max(together[level], run);
-      }
-    }
-  }
+  for (size_t level = 0; level < cluster.levels.size(); ++level)
+    for (int64_t first = 0; first < starts; ++first)
+      if (first / axis.stride % axis.size == 0)
+        together[level] =
+            std::min(together[level], mostIn(axis, first, cluster.devicesWithin(level + 1)));
   return together;
 }
 
@@ -98,7 +101,8 @@ class GridPicture {
            << escaped(axes_[i].name) << "</label>\n";
     out_ << "<div class=\"grid\" role=\"img\" aria-label=\"" << escaped(name()) << "\">\n";
     if (drawn_ == 0) {
-      out_ << "<div class=\"units\"><div class=\"unit\"><div class=\"unit-name\">"
+      out_ << "<div class=\"units\"><div class=\"unit" << (isWide(ranks_) ? " wide" : "")
+           << "\"><div class=\"unit-name\">"
            << "ranks in order; no cluster is named</div>\n";
       cells(0, 1, std::min(ranks_, kMostCells));
       out_ << "</div></div>\n";
@@ -109,7 +113,7 @@ class GridPicture {
       for (size_t level = drawn_; level < cluster_.levels.size(); ++level) siblings(level);
     }
     out_ << "</div>\n" << ramp() << "</fieldset>\n";
-    if (leftOut_)
+    if (cells_ < ranks_)
       note(out_,
            "Not all ranks are drawn: the others lie as these do. <code>planc explain --rank "
            "R</code> tells of one what it holds and whom it talks to.");
@@ -163,9 +167,18 @@ class GridPicture {
          << number << "</i>" << values << "</span>";
   }
 
+  // Whether so many ranks are as wide as the page.
+  static bool isWide(int64_t count) { return count > 64; }
+
   // Ranks as square as can be, and no wider than a narrow page; units in as many columns as there is room.
-  static std::string columnsOf(int64_t each, int64_t count) {
-    if (each > 1) return "auto-fill,var(--cell))";
+  std::string columnsOf(int64_t each, int64_t count) const {
+    if (each > 1) {
+      size_t letters = 0;  // of the longest range, 9 px each
+      for (const PlanAxis& axis : axes_)
+        letters = std::max(letters, 2 * std::to_string(axis.size - 1).size() + 1);
+      return "auto-fill,max(var(--cell)," + std::to_string(letters * 9) + "px))";
+    }
+    if (isWide(count)) return "auto-fill,var(--cell))";
     int64_t columns = std::min<int64_t>(count, 8);
     for (int64_t c = 2; c <= std::min<int64_t>(count, 8); ++c)
       if (count % c == 0 && c * c >= count) {
@@ -186,7 +199,7 @@ class GridPicture {
       else cell(rank, width, std::to_string(i), siblingName_ + " ");
     }
     out_ << "</div>\n";
-    leftOut_ |= each > 1 || first + count < ranks_;
+    if (each == 1) cells_ += std::min(count, ranks_ - first);
   }
 
   // The unit of the first `levels` levels that begins at a rank.
@@ -194,8 +207,9 @@ class GridPicture {
     const ClusterLevel& level = cluster_.levels[levels - 1];
     int64_t devices = cluster_.devicesWithin(levels);
     int64_t held = std::min(devices, ranks_ - first);
-    out_ << "<div class=\"unit\"><div class=\"unit-name\">" << escaped(level.name) << " "
-         << first / devices << "</div>\n";
+    bool isLine = levels == 1 && isWide(devices);
+    out_ << "<div class=\"unit" << (isLine ? " wide" : "") << "\"><div class=\"unit-name\">"
+         << escaped(level.name) << " " << first / devices << "</div>\n";
     if (levels == 1) {
       cells(first, 1, std::min(devices, kMostCells));
     } else {
@@ -235,8 +249,8 @@ class GridPicture {
   const Cluster& cluster_;
   std::vector<PlanAxis> axes_;
   int64_t ranks_;
-  size_t drawn_ = 0;  // levels, whose one unit is drawn whole
-  bool leftOut_ = false;
+  size_t drawn_ = 0;   // levels, whose one unit is drawn whole
+  int64_t cells_ = 0;  // of ranks
   std::string siblingName_;
 };
 

@@ -30,11 +30,23 @@ std::string classesOf(int colour, bool isHatched) {
   return "s" + std::to_string(colour) + (isHatched ? " hatched" : "");
 }
 
+// Bytes of a cell that are seen.
+size_t lengthOf(llvm::StringRef markup) {
+  size_t length = 0;
+  bool isTag = false;
+  for (char c : markup) {
+    isTag |= c == '<';
+    length += !isTag;
+    isTag &= c != '>';
+  }
+  return length;
+}
+
 // Sentences go on below; names and places stay whole.
 llvm::StringRef classOf(const Column& column, llvm::StringRef cell) {
   constexpr size_t sentence = 48;
   if (!column.isText) return "";
-  return cell.size() > sentence && !cell.startswith("<") ? " class=\"t long\"" : " class=\"t\"";
+  return lengthOf(cell) > sentence ? " class=\"t long\"" : " class=\"t\"";
 }
 
 }  // namespace

@@ -76,6 +76,9 @@ tr.marked { background: var(--mark); }
 tr.marked th { font-weight: 700; }
 details { margin-top: 12px; } summary { cursor: pointer; color: var(--soft); font-size: 13px; }
 
+ul.reasons { margin: 4px 0; padding-left: 20px; }
+.reasons li { max-width: 100ch; overflow-wrap: anywhere; }
+
 .chart { margin: 10px 0 6px; }
 .bar { display: grid; grid-template-columns: minmax(84px, 19%) 1fr 86px; gap: 10px; align-items: center;
   margin: 3px 0; font-size: 13px; }
@@ -85,7 +88,8 @@ details { margin-top: 12px; } summary { cursor: pointer; color: var(--soft); fon
 .bar.twice { grid-template-columns: minmax(84px, 19%) 1fr 74px 1fr 80px; }
 .track { position: relative; display: flex; height: 24px; background: var(--ground); }
 .above .track { height: 18px; background: none; }
-.limit { position: absolute; top: -3px; bottom: -3px; width: 0; border-left: 2px solid var(--bad); }
+.limit { position: absolute; top: -3px; bottom: -3px; width: 2px; background: var(--bad);
+  box-shadow: 0 0 0 1.5px var(--card); }
 .limit-text { position: absolute; bottom: 0; color: var(--bad); font-size: 12px; white-space: nowrap;
   padding: 0 4px; line-height: 18px; }
 /* A label goes to a second line, which is not seen, where the piece is too narrow for it. */
@@ -94,7 +98,7 @@ details { margin-top: 12px; } summary { cursor: pointer; color: var(--soft); fon
 .piece::before { content: ""; display: inline-block; height: 24px; width: 4px; }
 .piece span { display: inline-block; white-space: nowrap; padding-right: 4px; vertical-align: top; }
 .hatched { background-image: repeating-linear-gradient(135deg, transparent 0 3px, var(--hatch) 3px 6px); }
-.piece.hatched span { background: inherit; }
+.piece.hatched span { background-color: inherit; line-height: 16px; margin-top: 4px; padding: 0 4px; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 8px 0; padding: 0;
   font-size: 13px; }
 .key { display: inline-block; width: 13px; height: 13px; margin-right: 6px; vertical-align: -2px; }
@@ -111,7 +115,8 @@ legend { padding: 0; font-size: 13px; color: var(--soft); }
 fieldset > input { margin: 0 5px 0 0; vertical-align: -2px; }
 fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
 .units { display: flex; flex-wrap: wrap; gap: 8px; align-items: flex-start; }
-.unit { border: 1px solid var(--soft); border-radius: 8px; padding: 5px 7px 7px; margin-top: 8px; max-width: 100%; }
+.unit { border: 1px solid var(--soft); border-radius: 8px; padding: 5px 7px 7px; margin-top: 8px;
+  max-width: 100%; }
 .unit .unit { margin-top: 0; }
 .unit.wide { width: 100%; }
 .unit-name { font-size: 12px; color: var(--soft); margin-bottom: 4px; overflow-wrap: anywhere; }
@@ -149,6 +154,7 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
   .unit { padding: 4px 5px 5px; }
   .tiles dd { font-size: 19px; }
 }
+@page { size: landscape; margin: 12mm; }
 @media print {
   body { background: #fff; font-size: 11pt; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   main { max-width: none; padding: 0; }
@@ -156,7 +162,7 @@ fieldset > label { margin-right: 14px; font-size: 13px; cursor: pointer; }
   .bar, tr, .unit .cells, .tiles div, .verdict { break-inside: avoid; }
   h2, .caption { break-after: avoid; }
   .scroll { overflow: visible; }
-  table { font-size: 8pt; } th, td { padding: 2px 5px; }
+  table { font-size: 7.5pt; } th, td { padding: 2px 5px; }
   .timeline svg { max-width: 100%; height: auto; }
 }
 )css";

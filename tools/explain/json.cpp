@@ -72,6 +72,7 @@ json::Object talkJson(const Talk& talk, const Cluster& cluster) {
                       {"op", info(talk.kind).text},
                       {"calls", talk.calls},
                       {"bytes", talk.bytes},
+                      {"least_bytes", talk.leastBytes},
                       {"bound", talk.isBound},
                       {"even_bytes", talk.evenBytes},
                       {"level", std::move(level)},

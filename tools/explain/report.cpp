@@ -32,7 +32,7 @@ std::string Change::text() const {
 
 int64_t StageBill::bytesSent() const {
   int64_t bytes = 0;
-  for (const Talk& talk : talks) bytes = saturatingAdd(bytes, talk.bytes);
+  for (const Talk& talk : talks) bytes = saturatingAdd(bytes, talk.isBound ? talk.evenBytes : talk.bytes);
   return bytes;
 }
 
