@@ -36,6 +36,10 @@
 
 namespace planc {
 
+namespace comm {
+class Far;
+}
+
 enum class Collective : uint8_t {
   AllReduce,      // ncclAllReduce, MPI_Allreduce
   ReduceScatter,  // ncclReduceScatter, MPI_Reduce_scatter_block
@@ -73,6 +77,7 @@ struct Message {
   int root = 0;                                              // Broadcast
   int to = kNobody, from = kNobody;                          // SendReceive
   bool isOnDevice = false;                                   // its buffers, where that is not the host
+  comm::Far* far = nullptr;  // its buffers, where another process has them: then `send` and `recv` are null
 };
 
 // What of the program a message belongs to; for people.

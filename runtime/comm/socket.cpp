@@ -22,7 +22,8 @@ namespace planc::comm {
 namespace {
 
 llvm::Error systemFailure(const llvm::Twine& what) {
-  return failure(what + ": " + std::strerror(errno));
+  bool isLate = errno == EAGAIN || errno == EWOULDBLOCK;  // see setPatience
+  return failure(what + ": " + (isLate ? "nothing moves" : std::strerror(errno)));
 }
 
 void setOption(int fd, int level, int name, int value) {
@@ -107,7 +108,7 @@ llvm::Error Socket::receive(void* data, size_t bytes) {
     ssize_t got = ::recv(fd_, at, bytes, 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return systemFailure("cannot receive");
-    if (got == 0) return failure("the connection was closed");
+    if (got == 0) return failure(kClosed);
     at += got;
     bytes -= size_t(got);
   }
@@ -117,10 +118,18 @@ llvm::Error Socket::receive(void* data, size_t bytes) {
 llvm::Expected<bool> Socket::has(size_t bytes) {
   llvm::SmallVector<std::byte, 64> peeked(bytes);
   ssize_t got = ::recv(fd_, peeked.data(), bytes, MSG_PEEK | MSG_DONTWAIT);
-  if (got == 0) return failure("the connection was closed");
+  if (got == 0) return failure(kClosed);
   if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
     return systemFailure("cannot receive");
   return got == ssize_t(bytes);
+}
+
+void Socket::setPatience(std::chrono::milliseconds timeout) {
+  timeval time = {};
+  time.tv_sec = timeout.count() / 1000;
+  time.tv_usec = timeout.count() % 1000 * 1000;
+  for (int name : {SO_RCVTIMEO, SO_SNDTIMEO})
+    setsockopt(fd_, SOL_SOCKET, name, &time, sizeof time);
 }
 
 void Socket::shutDown() { ::shutdown(fd_, SHUT_RDWR); }

@@ -14,6 +14,8 @@ namespace planc::comm {
 using Clock = std::chrono::steady_clock;
 
 llvm::Error failure(const llvm::Twine& what);
+// What `receive` says when the other side has closed.
+inline constexpr const char* kClosed = "the connection was closed";
 
 // A socket, closed with its owner.
 class Socket {
@@ -32,6 +34,8 @@ class Socket {
   llvm::Error receive(void* data, size_t bytes);
   // Whether so many bytes have come; an error when they never will.
   llvm::Expected<bool> has(size_t bytes);
+  // From now on calls fail in which nothing moves for so long.
+  void setPatience(std::chrono::milliseconds timeout);
   // Both sides' calls end, at once.
   void shutDown();
 

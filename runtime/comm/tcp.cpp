@@ -1,10 +1,13 @@
 // Ranks as processes that talk over TCP, for runs that were started without MPI. Rank 0's process
 // is the hub (tcp_hub.cpp): every other rank sends it what it asks for, and gets back what it is to
 // receive. That is right for what a host has to say when tensors travel between GPUs by themselves,
-// and simple; on CPUs alone MPI is faster. `start` sends what a message carries, so it takes as long
-// as that. Tested by tests/runtime/comm_tcp_test.cpp.
+// and simple; on CPUs alone MPI is faster. Short messages go with the frames that ask for them, and
+// `start` takes as long as that; of long ones the hub asks for parts, which a thread gives and takes.
+// Tested by tests/runtime/comm_tcp_test.cpp.
 #include <cassert>
 #include <deque>
+#include <mutex>
+#include <thread>
 
 #include "llvm/Support/raw_ostream.h"
 #include "runtime/comm/tcp_hub.h"
@@ -26,10 +29,12 @@ struct TcpGroup : Group {
 
 class TcpCommunicator : public Communicator {
  public:
-  TcpCommunicator(int rank, int size, Socket hub) : Communicator(rank, size), hub_(std::move(hub)) {
+  TcpCommunicator(int rank, int size, Socket hub, Socket far)
+      : Communicator(rank, size), hub_(std::move(hub)), far_(std::move(far)) {
     std::vector<int> all(size_t(size), 0);
     for (int r = 0; r < size; ++r) all[size_t(r)] = r;
     groups_.push_back(std::make_unique<TcpGroup>(all, rank, 0));
+    server_ = std::thread([this] { serve(); });
   }
   ~TcpCommunicator() override;
 
@@ -44,29 +49,76 @@ class TcpCommunicator : public Communicator {
  private:
   // A started message.
   struct Slot {
-    bool used = false;
-    void* recv = nullptr;
-    int64_t bytes = 0;
+    bool used = false, isFar = false;
+    const std::byte* send = nullptr;
+    std::byte* recv = nullptr;
+    int64_t toSend = 0, toReceive = 0;  // bytes
   };
 
-  // The run is over.
+  // What the hub asks for of far messages, until the connection ends.
+  void serve();
+  llvm::Error answer(const comm::FarHead& head);
+  void stopServing() {
+    far_.shutDown();
+    if (server_.joinable()) server_.join();
+  }
+  // The run is over: nobody uses buffers any more. No reason: it goes on.
+  void end(std::string why);
+  // The same, if there is an error: the hub is gone.
   void lose(llvm::Error error);
   // Sends a frame; behind a failure nothing is sent.
   void send(Frame frame, const Head& head) {
     if (failure_.empty()) lose(head.sendTo(hub_, frame));
   }
 
-  Socket hub_;
+  Socket hub_, far_;
+  std::thread server_;
   std::string failure_;  // why the run ended; empty while it goes well
   std::vector<std::unique_ptr<TcpGroup>> groups_;
+  std::mutex mutex_;  // guards the slots
   std::deque<Slot> slots_;
 };
+
+void TcpCommunicator::serve() {
+  for (bool goesOn = true; goesOn;) {
+    comm::FarHead head;
+    llvm::Error error = far_.receive(&head, sizeof head);
+    if (!error) error = answer(head);
+    goesOn = !error;
+    llvm::consumeError(std::move(error));
+  }
+  far_.shutDown();
+}
+
+llvm::Error TcpCommunicator::answer(const comm::FarHead& head) {
+  if (head.request == comm::FarRequest::Sync) return far_.send("", 1);
+  Slot slot;
+  {
+    std::lock_guard lock(mutex_);
+    if (head.slot < 0 || size_t(head.slot) >= slots_.size()) return comm::failure("no message");
+    slot = slots_[size_t(head.slot)];
+  }
+  bool isFetch = head.request == comm::FarRequest::Fetch;
+  int64_t most = isFetch ? slot.toSend : slot.toReceive;
+  bool isInside = slot.used && head.offset >= 0 && head.bytes >= 0 && head.bytes <= most &&
+                  head.offset <= most - head.bytes;
+  if (!isInside) return comm::failure("no part of a message");
+  return isFetch ? far_.send(slot.send + head.offset, size_t(head.bytes))
+                 : far_.receive(slot.recv + head.offset, size_t(head.bytes));
+}
+
+void TcpCommunicator::end(std::string why) {
+  if (why.empty()) return;
+  failure_ = std::move(why);
+  stopServing();
+  for (Slot& slot : slots_) slot.used = false;
+}
 
 // In the same words on all ranks, whatever each saw of it.
 void TcpCommunicator::lose(llvm::Error error) {
   if (!error) return;
   llvm::consumeError(std::move(error));
-  failure_ = comm::isGone(0);
+  end(comm::isGone(0));
   // Rank 0, which tells of errors, can't.
   llvm::errs() << "planrun: rank " + std::to_string(rank()) + ": " + failure_ + "\n";
 }
@@ -81,40 +133,46 @@ Group& TcpCommunicator::group(llvm::ArrayRef<int> members) {
 }
 
 Ticket TcpCommunicator::begin(Group& group, const Message& message, const Site& site) {
+  Slot slot{.used = true,
+            .send = static_cast<const std::byte*>(
+                message.kind == Collective::Broadcast ? message.recv : message.send),
+            .recv = static_cast<std::byte*>(message.recv),
+            .toSend = comm::bytesToSend(message, group.size(), group.position()),
+            .toReceive = comm::bytesToReceive(message, group.size(), group.position())};
+  slot.isFar = std::max(slot.toSend, slot.toReceive) > comm::kMostNear;
   size_t index = 0;
-  while (index < slots_.size() && slots_[index].used) ++index;
-  if (index == slots_.size()) slots_.emplace_back();
-  Slot& slot = slots_[index];
-  slot.used = true;
-  slot.recv = message.recv;
-  slot.bytes = comm::bytesToReceive(message, group.size(), group.position());
+  {
+    std::lock_guard lock(mutex_);
+    while (index < slots_.size() && slots_[index].used) ++index;
+    if (index == slots_.size()) slots_.emplace_back();
+    slots_[index] = slot;
+  }
   Head head;
   head.put(int32_t(index));
   head.put(static_cast<TcpGroup&>(group).number);
+  head.put(uint8_t(slot.isFar));
   comm::putMessage(head, message, site);
   send(Frame::Start, head);
-  if (!failure_.empty()) return {int(index)};
-  const void* data = message.kind == Collective::Broadcast ? message.recv : message.send;
-  lose(hub_.send(data, size_t(comm::bytesToSend(message, group.size(), group.position()))));
+  if (failure_.empty() && !slot.isFar) lose(hub_.send(slot.send, size_t(slot.toSend)));
   return {int(index)};
 }
 
 llvm::Error TcpCommunicator::wait(Ticket ticket) {
-  Slot& slot = slots_[size_t(ticket.slot)];
+  Slot& slot = slots_[size_t(ticket.slot)];  // this thread alone changes them
   assert((slot.used || !failure_.empty()) && "a ticket is waited for once");
   Head head;
   head.put(int32_t(ticket.slot));
   send(Frame::Wait, head);
   if (failure_.empty()) {
     llvm::Expected<std::string> answer = comm::receiveText(hub_);
-    if (answer) failure_ = *answer;
+    if (answer) end(*answer);
     else lose(answer.takeError());
   }
-  if (failure_.empty()) lose(hub_.receive(slot.recv, size_t(slot.bytes)));
+  if (failure_.empty() && !slot.isFar) lose(hub_.receive(slot.recv, size_t(slot.toReceive)));
+  if (!failure_.empty()) return comm::failure(failure_);
+  std::lock_guard lock(mutex_);
   slot.used = false;
-  if (failure_.empty()) return llvm::Error::success();
-  for (Slot& other : slots_) other.used = false;
-  return comm::failure(failure_);
+  return llvm::Error::success();
 }
 
 void TcpCommunicator::fail(llvm::StringRef why) {
@@ -123,10 +181,9 @@ void TcpCommunicator::fail(llvm::StringRef why) {
   send(Frame::Fail, head);
   if (failure_.empty()) {
     llvm::Expected<std::string> answer = comm::receiveText(hub_);
-    if (answer) failure_ = *answer;
+    if (answer) end(*answer);
     else lose(answer.takeError());
   }
-  for (Slot& slot : slots_) slot.used = false;
 }
 
 TcpCommunicator::~TcpCommunicator() {
@@ -134,6 +191,7 @@ TcpCommunicator::~TcpCommunicator() {
   llvm::Error error = Head().sendTo(hub_, Frame::End);
   if (!error) error = comm::receiveText(hub_).takeError();
   llvm::consumeError(std::move(error));
+  stopServing();
 }
 
 llvm::Expected<std::unique_ptr<Communicator>> makeMember(int rank, int size,
@@ -162,7 +220,11 @@ llvm::Expected<std::unique_ptr<Communicator>> makeMember(int rank, int size,
   llvm::Expected<std::string> answer = comm::receiveText(*hub);
   if (!answer) return failed(answer.takeError());
   if (!answer->empty()) return comm::failure("rank 0 at " + where + ": " + *answer);
-  return std::make_unique<TcpCommunicator>(rank, size, std::move(*hub));
+  llvm::Expected<Socket> far = comm::connectTo(host, port, deadline);
+  if (!far) return failed(far.takeError());
+  hello.magic = comm::kFarHello;
+  if (llvm::Error error = far->send(&hello, sizeof hello)) return failed(std::move(error));
+  return std::make_unique<TcpCommunicator>(rank, size, std::move(*hub), std::move(*far));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The hub of ranks that talk over TCP. In rank 0's process all ranks are a team of threads: rank 0
-// itself, and for each other rank a *deputy*, which does what the rank's frames ask for, with
-// buffers of its own. So messages, their order and whatever ends a run are those of threads.cpp,
+// itself, and for each other rank a *deputy*, which does what the rank's frames ask for. Of long messages
+// the buffers stay where they are, and the team works on parts (far.h). So messages, their order and whatever ends a run are those of threads.cpp,
 // and failures are told in the same words on all ranks. Beside the deputies one thread watches
 // whether a rank's process is gone while its deputy waits for others. Tested by
 // tests/runtime/comm_tcp_test.cpp.
@@ -17,6 +17,7 @@
 
 #include "llvm/ADT/STLExtras.h"
 #include "runtime/comm_text.h"
+#include "runtime/comm/far.h"
 #include "runtime/comm/wire.h"
 
 namespace planc::comm {
@@ -25,24 +26,44 @@ namespace {
 // Speaks for one rank in rank 0's process.
 class Deputy {
  public:
-  Deputy(ThreadTeam& team, int rank, Socket socket)
-      : team_(team), rank_(rank), socket_(std::move(socket)) {}
+  Deputy(ThreadTeam& team, int rank, Socket socket, Socket far)
+      : team_(team), rank_(rank), socket_(std::move(socket)), far_(std::move(far)) {}
 
   void start() {
     thread_ = std::thread([this] { run(); });
   }
   void join() { thread_.join(); }
-  void hangUp() { socket_.shutDown(); }
+  void hangUp() {
+    socket_.shutDown();
+    far_.shutDown();
+  }
 
   int fd() const { return socket_.fd(); }
   // Whether the rank may close its connection.
   bool hasEnded() const { return ended_; }
   void lose() { team_.fail(isGone(rank_)); }
 
+  // Of a long message of this rank, from any thread.
+  bool fetch(int32_t slot, int64_t offset, int64_t bytes, void* into);
+  void store(int32_t slot, int64_t offset, int64_t bytes, const void* from);
+
  private:
-  // A message under way, with its buffers.
+  // The buffers of a long message, in the rank's process.
+  struct FarBuffers : Far {
+    FarBuffers(Deputy& deputy, int32_t slot) : deputy(deputy), slot(slot) {}
+    void fetch(int64_t offset, int64_t bytes, void* into) override {
+      if (!deputy.fetch(slot, offset, bytes, into)) std::memset(into, 0, size_t(bytes));
+    }
+    void store(int64_t offset, int64_t bytes, const void* from) override {
+      deputy.store(slot, offset, bytes, from);
+    }
+    Deputy& deputy;
+    int32_t slot;
+  };
+  // A message under way; a short one with its buffers.
   struct Slot {
     WireMessage wire;
+    std::unique_ptr<FarBuffers> far;
     std::vector<std::byte> send, recv;
     int64_t toReceive = 0;
     Ticket ticket{};
@@ -53,10 +74,14 @@ class Deputy {
   llvm::Error makeGroup(Head& head);
   llvm::Error startMessage(Head& head);
   llvm::Error waitFor(Head& head);
+  // All that was stored is there.
+  llvm::Error sync();
+  bool hasWorked(llvm::Error error);
 
   ThreadTeam& team_;
   int rank_;
-  Socket socket_;
+  Socket socket_, far_;
+  std::mutex farMutex_;  // one request on `far_` at a time
   std::unique_ptr<Communicator> comm_;
   std::vector<Group*> groups_;
   std::map<int32_t, Slot> slots_;
@@ -107,13 +132,52 @@ llvm::Error Deputy::makeGroup(Head& head) {
   return llvm::Error::success();
 }
 
+// Else the run is over, and further requests fail at once.
+bool Deputy::hasWorked(llvm::Error error) {
+  if (!error) return true;
+  far_.shutDown();
+  std::string why = llvm::toString(std::move(error));
+  if (why == kClosed) lose();
+  else team_.fail("rank " + std::to_string(rank_) + " is gone: " + why);
+  return false;
+}
+
+bool Deputy::fetch(int32_t slot, int64_t offset, int64_t bytes, void* into) {
+  std::lock_guard lock(farMutex_);
+  FarHead head{FarRequest::Fetch, slot, offset, bytes};
+  return hasWorked(far_.send(&head, sizeof head)) && hasWorked(far_.receive(into, size_t(bytes)));
+}
+
+void Deputy::store(int32_t slot, int64_t offset, int64_t bytes, const void* from) {
+  std::lock_guard lock(farMutex_);
+  FarHead head{FarRequest::Store, slot, offset, bytes};
+  if (hasWorked(far_.send(&head, sizeof head))) hasWorked(far_.send(from, size_t(bytes)));
+}
+
+llvm::Error Deputy::sync() {
+  std::lock_guard lock(farMutex_);
+  FarHead head{FarRequest::Sync, 0, 0, 0};
+  if (llvm::Error error = far_.send(&head, sizeof head)) return error;
+  char there;
+  return far_.receive(&there, sizeof there);
+}
+
 llvm::Error Deputy::startMessage(Head& head) {
-  Slot& slot = slots_[head.get<int32_t>()];
+  int32_t index = head.get<int32_t>();
+  Slot& slot = slots_[index];
   uint32_t number = head.get<uint32_t>();
+  bool isFar = head.get<uint8_t>() != 0;
   if (number >= groups_.size()) return failure("no group");
   Group& group = *groups_[number];
   if (!getMessage(head, group.size(), slot.wire)) return failure("no message");
   Message& message = slot.wire.message;
+  if (isFar) {
+    slot.far = std::make_unique<FarBuffers>(*this, index);
+    message.far = slot.far.get();
+    comm_->setStage(slot.wire.site.stage);
+    slot.ticket = comm_->start(group, message, slot.wire.site);
+    return llvm::Error::success();
+  }
   size_t toSend = size_t(bytesToSend(message, group.size(), group.position()));
   slot.toReceive = bytesToReceive(message, group.size(), group.position());
   slot.send.resize(std::max(toSend, size_t(slot.toReceive)));
@@ -136,8 +200,10 @@ llvm::Error Deputy::waitFor(Head& head) {
     slots_.clear();  // no buffer is in use
     return sendText(socket_, why);
   }
+  if (slot.far)
+    if (llvm::Error error = sync()) return error;
   if (llvm::Error error = sendText(socket_, "")) return error;
-  llvm::Error error = socket_.send(slot.wire.message.recv, size_t(slot.toReceive));
+  llvm::Error error = slot.far ? llvm::Error::success() : socket_.send(slot.wire.message.recv, size_t(slot.toReceive));
   slots_.erase(found);
   return error;
 }
@@ -145,14 +211,16 @@ llvm::Error Deputy::waitFor(Head& head) {
 // Rank 0 among the deputies of the others.
 class Hub : public Communicator {
  public:
-  Hub(std::vector<Socket> sockets, std::chrono::milliseconds timeout)
+  Hub(std::vector<Socket> sockets, std::vector<Socket> far, std::chrono::milliseconds timeout)
       : Communicator(0, int(sockets.size()) + 1),
         team_(makeThreadTeam(size(), timeout)),
         own_(team_->communicator(0)),
         stop_(eventfd(0, EFD_CLOEXEC)) {
-    for (Socket& socket : sockets)
-      deputies_.push_back(
-          std::make_unique<Deputy>(*team_, int(deputies_.size()) + 1, std::move(socket)));
+    for (size_t i = 0; i < sockets.size(); ++i) {
+      far[i].setPatience(timeout);
+      deputies_.push_back(std::make_unique<Deputy>(*team_, int(i) + 1, std::move(sockets[i]),
+                                                   std::move(far[i])));
+    }
     for (auto& deputy : deputies_) deputy->start();
     if (!deputies_.empty()) watch_ = std::thread([this] { watch(); });
   }
@@ -205,13 +273,16 @@ Hub::~Hub() {
   if (watch_.joinable()) watch_.join();
 }
 
-// The other ranks' connections, by rank.
+// The other ranks' connections, by rank: those that begin with this word.
 class Gathering {
  public:
-  Gathering(int size, const std::string& where) : where_(where), ranks_(size_t(size)) {}
+  Gathering(int size, const std::string& where, uint64_t hello)
+      : where_(where), hello_(hello), ranks_(size_t(size)) {}
 
-  llvm::Error run(const std::string& host, int port, Clock::time_point deadline,
+  llvm::Error run(const Socket& listening, Clock::time_point deadline,
                   std::chrono::milliseconds timeout);
+  // Tells all that have come; nothing: that all have.
+  void answer(llvm::StringRef why);
   std::vector<Socket> take() {
     ranks_.erase(ranks_.begin());
     return std::move(ranks_);
@@ -229,6 +300,7 @@ class Gathering {
   llvm::Error take(Socket& socket, const Hello& hello);
 
   std::string where_;
+  uint64_t hello_;
   std::vector<Socket> ranks_;  // by rank; 0 stays closed
   std::vector<Socket> strangers_;
 };
@@ -244,7 +316,7 @@ llvm::Error Gathering::hear() {
       continue;
     }
     llvm::cantFail(socket.receive(&hello, sizeof hello));
-    if (hello.magic != kHello) continue;  // whoever it is, it is no rank
+    if (hello.magic != hello_) continue;  // whoever it is, it is no rank
     if (llvm::Error error = take(socket, hello)) {
       std::string why = llvm::toString(std::move(error));
       llvm::consumeError(sendText(socket, why));
@@ -266,11 +338,8 @@ llvm::Error Gathering::take(Socket& socket, const Hello& hello) {
   return llvm::Error::success();
 }
 
-llvm::Error Gathering::run(const std::string& host, int port, Clock::time_point deadline,
+llvm::Error Gathering::run(const Socket& listening, Clock::time_point deadline,
                            std::chrono::milliseconds timeout) {
-  if (ranks_.size() == 1) return llvm::Error::success();
-  llvm::Expected<Socket> listening = listenAt(host, port);
-  if (!listening) return listening.takeError();
   llvm::Error error = llvm::Error::success();
   while (!error && !missing().empty()) {
     if (Clock::now() >= deadline) {
@@ -282,20 +351,22 @@ llvm::Error Gathering::run(const std::string& host, int port, Clock::time_point 
                   where_ + " within " + seconds(timeout) + "; " + rankList(here) + " did");
       break;
     }
-    std::vector<int> fds = {listening->fd()};
+    std::vector<int> fds = {listening.fd()};
     for (const Socket& stranger : strangers_) fds.push_back(stranger.fd());
     waitForAny(fds, deadline);
-    llvm::Expected<Socket> next = acceptAt(*listening);
+    llvm::Expected<Socket> next = acceptAt(listening);
     if (next) strangers_.push_back(std::move(*next));
     else llvm::consumeError(next.takeError());  // nobody new
     error = hear();
     // A stranger that stops in the middle of a word would keep this loop awake.
     if (!strangers_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  std::string why = llvm::toString(std::move(error));
+  return error;
+}
+
+void Gathering::answer(llvm::StringRef why) {
   for (Socket& rank : ranks_)
     if (rank.isOpen()) llvm::consumeError(sendText(rank, why));
-  return why.empty() ? llvm::Error::success() : failure(why);
 }
 
 }  // namespace
@@ -304,10 +375,20 @@ llvm::Expected<std::unique_ptr<Communicator>> makeTcpHub(int size, const std::st
                                                          int port,
                                                          std::chrono::milliseconds timeout) {
   std::string where = host + ":" + std::to_string(port);
-  Gathering gathering(size, where);
-  if (llvm::Error error = gathering.run(host, port, Clock::now() + timeout, timeout))
+  auto failed = [&](llvm::Error error) {
     return failure("rank 0 at " + where + ": " + llvm::toString(std::move(error)));
-  return std::make_unique<Hub>(gathering.take(), timeout);
+  };
+  if (size == 1) return std::make_unique<Hub>(std::vector<Socket>(), std::vector<Socket>(), timeout);
+  Gathering ranks(size, where, kHello), far(size, where, kFarHello);
+  llvm::Expected<Socket> listening = listenAt(host, port);
+  if (!listening) return failed(listening.takeError());
+  llvm::Error error = ranks.run(*listening, Clock::now() + timeout, timeout);
+  std::string why = llvm::toString(std::move(error));
+  ranks.answer(why);
+  if (!why.empty()) return failed(failure(why));
+  if (llvm::Error late = far.run(*listening, Clock::now() + timeout, timeout))
+    return failed(std::move(late));
+  return std::make_unique<Hub>(ranks.take(), far.take(), timeout);
 }
 
 }  // namespace planc::comm

@@ -18,13 +18,29 @@ struct Hello {
   int32_t rank, size;
 };
 inline constexpr uint64_t kHello = 0x31'70'63'74'6e'6c'70'00;
+// The same of a rank's second connection, on which the hub asks for parts of its buffers.
+inline constexpr uint64_t kFarHello = 0x32'70'63'74'6e'6c'70'00;
 
 enum class Frame : uint8_t {
   Group,  // members: the next group's
-  Start,  // slot, group, message, site; then what it sends
-  Wait,   // slot; the answer: a text (empty: all is well), then what it receives
+  Start,  // slot, group, whether it is far, message, site; then, unless it is, what it sends
+  Wait,   // slot; the answer: a text (empty: all is well), then, unless it is far, what it receives
   Fail,   // why; the answer: a text
   End,    // the answer: a text, empty; then the rank closes
+};
+
+// What messages send and receive goes with these frames where it is short; else it is *far*: the hub asks
+// for it on the second connection, part by part, while it works on the message.
+inline constexpr int64_t kMostNear = 16 * 1024;  // bytes
+enum class FarRequest : uint8_t {
+  Fetch,  // the answer: bytes of what the message sends
+  Store,  // then bytes for where it receives
+  Sync,   // the answer: a byte, when all that was stored before is there
+};
+struct FarHead {
+  FarRequest request;
+  int32_t slot;
+  int64_t offset, bytes;
 };
 
 // Values one behind the other.

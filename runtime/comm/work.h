@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/comm.h"
+#include "runtime/comm/far.h"
 
 namespace planc::comm {
 
@@ -21,16 +22,29 @@ class Work {
   void run(size_t task) const;
 
  private:
-  // outputs[j] = inputs reduced, elementwise. With one input and one output it is a copy.
+  // Where elements lie: so many bytes behind the begin of a buffer, here or in another process.
+  struct Place {
+    std::byte* base;
+    int64_t offset;
+    Far* far;
+    std::byte* at(int64_t bytes) const { return base + offset + bytes; }
+    bool operator==(const Place& other) const {
+      return far == nullptr && other.far == nullptr && at(0) == other.at(0);
+    }
+  };
+  // outputs[j] = inputs reduced, elementwise. With one input it is a copy.
   struct Item {
-    llvm::SmallVector<const void*, 2> inputs;
-    llvm::SmallVector<void*, 2> outputs;
+    llvm::SmallVector<Place, 2> inputs, outputs;
+    bool isFar() const;
   };
   struct Piece {
     size_t item;
     int64_t begin, end;  // elements
   };
 
+  Place sent(const Message& message, int64_t element = 0) const;
+  Place received(const Message& message, int64_t element = 0) const;
+  void runFar(const Item& item, int64_t begin, int64_t end) const;
   void add(Item item, int64_t count);
   void addChunks(llvm::ArrayRef<const Message*> messages);
 

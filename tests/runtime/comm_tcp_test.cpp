@@ -59,12 +59,14 @@ std::vector<std::string> runThreads(int size, std::chrono::milliseconds timeout,
   return ends;
 }
 
-// As processes; what each rank's wrote, and whether it came to its end.
+// As processes; what each rank's wrote, and whether it came to its end. `stopped`: the last rank stands
+// still some day, and is killed when all others have ended.
 struct Ended {
   std::string text;
   bool isWhole = false;
 };
-std::vector<Ended> runProcesses(int size, std::chrono::milliseconds timeout, const Body& body) {
+std::vector<Ended> runProcesses(int size, std::chrono::milliseconds timeout, const Body& body,
+                                bool stopped = false) {
   int port = freePort();
   std::vector<pid_t> children;
   std::vector<int> pipes;
@@ -85,6 +87,7 @@ std::vector<Ended> runProcesses(int size, std::chrono::milliseconds timeout, con
   for (size_t r = 0; r < children.size(); ++r) {
     Ended ended;
     char some[512];
+    if (stopped && r + 1 == children.size()) ::kill(children[r], SIGKILL);
     for (ssize_t got; (got = ::read(pipes[r], some, sizeof some)) > 0;)
       ended.text.append(some, size_t(got));
     ::close(pipes[r]);
@@ -125,6 +128,36 @@ TEST(TcpProcesses, Work) {
                             : llvm::createStringError(llvm::inconvertibleErrorCode(), failures[0]);
   });
   for (const Ended& end : ends) EXPECT_TRUE(end.isWhole && end.text.empty()) << end.text;
+}
+
+// Long messages, in parts: their buffers stay in the ranks' processes.
+TEST(TcpProcesses, LongMessages) {
+  auto ends = runProcesses(3, 60s, [](Communicator& comm) {
+    std::vector<std::string> failures = checkCollectives(comm, 200003);
+    return failures.empty() ? llvm::Error::success()
+                            : llvm::createStringError(llvm::inconvertibleErrorCode(), failures[0]);
+  });
+  for (const Ended& end : ends) EXPECT_TRUE(end.isWhole && end.text.empty()) << end.text;
+}
+
+// A rank is killed, or stands still, in the middle of one.
+TEST(TcpProcesses, OneStopsInALongMessage) {
+  for (int signal : {SIGKILL, SIGSTOP}) {
+    auto ends = runProcesses(
+        3, 1s,
+        [&](Communicator& comm) -> llvm::Error {
+          if (comm.rank() == 2)
+            std::thread([signal] { std::this_thread::sleep_for(100ms), ::raise(signal); }).detach();
+          for (int i = 1;; ++i)
+            if (llvm::Error error = allReduce(comm, i, 1 << 21)) return error;
+        },
+        signal == SIGSTOP);
+    for (int r : {0, 1}) {
+      EXPECT_TRUE(ends[size_t(r)].isWhole);
+      EXPECT_EQ(ends[size_t(r)].text, ends[0].text);
+      EXPECT_PRED2(contains, ends[size_t(r)].text, "rank 2");
+    }
+  }
 }
 
 // One of these ranks is killed: while others wait for it, and while it waits for others.
