@@ -14,8 +14,6 @@
 namespace planc {
 namespace {
 
-constexpr int64_t kMaxDevices = 1 << 20;
-
 struct Unit {
   llvm::StringRef name;
   UnitKind kind;
@@ -61,6 +59,23 @@ llvm::StringRef describe(UnitKind kind) {
       return "operations per second";
   }
   return "";
+}
+
+// What a device or a wire may be, in base units: figures made of them stay finite.
+std::pair<double, double> rangeOf(UnitKind kind) {
+  switch (kind) {
+    case UnitKind::None:
+      return {0, 0};
+    case UnitKind::Bytes:
+      return {1, 0x1p60};
+    case UnitKind::BytesPerSecond:
+      return {1, 1e18};
+    case UnitKind::Seconds:
+      return {1e-15, 1e6};
+    case UnitKind::OpsPerSecond:
+      return {1, 1e24};
+  }
+  return {0, 0};
 }
 
 std::vector<std::string> unitsOf(UnitKind kind) {
@@ -156,8 +171,14 @@ class FileChecker {
     for (const auto& [name, kind] : known) {
       if (name == key.text) {
         std::optional<double> number = inBaseUnits(value, kind, diags_, key.text);
+        auto [least, most] = rangeOf(kind);
         if (number && !(*number > 0))
           diags_.report(value.loc, Diag::NotPositive, key.text, printNumber(value.value));
+        else if (number && !(*number >= least && *number <= most))
+          diags_.report(value.loc, Diag::OutOfRange, key.text,
+                        printNumber(value.value) + " " + value.unit,
+                        "from " + printNumber(least) + " to " + printNumber(most) + " " +
+                            describe(kind).str());
         return;
       }
       names.push_back(name.str());

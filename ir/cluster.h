@@ -23,6 +23,8 @@ struct ClusterLevel {
   bool operator==(const ClusterLevel&) const = default;
 };
 
+inline constexpr int64_t kMaxDevices = 1 << 20;
+
 struct Cluster {
   std::string name;  // empty: the plan names none
   std::string device;
@@ -38,6 +40,9 @@ struct Cluster {
   int64_t devicesWithin(size_t levels) const;
   // The number of the innermost level whose unit holds both ranks; levels.size() where none does.
   size_t levelBetween(int64_t rank, int64_t other) const;
+  // What is wrong with it, empty: nothing. Figures are finite and more than 0, levels have names of their
+  // own and no more than kMaxDevices devices.
+  std::string broken() const;
   // The number of a level by name; levels.size(): there is none.
   size_t find(llvm::StringRef level) const;
   bool operator==(const Cluster&) const = default;

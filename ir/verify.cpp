@@ -379,6 +379,10 @@ llvm::Error Verifier::run() {
 
 }  // namespace
 
-llvm::Error verify(const Module& module) { return Verifier(module).run(); }
+llvm::Error verify(const Module& module) {
+  if (std::string what = module.cluster.broken(); !what.empty())
+    return broken("cluster '" + module.cluster.name + "': " + what);
+  return Verifier(module).run();
+}
 
 }  // namespace planc

@@ -83,13 +83,13 @@ std::string noneFits(const Report& report) {
          bytesText(double(report.nearest->arena));
 }
 
-Report reportOf(const Planx& planx, const WorkCosts& costs) {
+Report reportOf(const Planx& planx, const WorkCosts& costs, bool searches) {
   Report report;
   report.plan = planx.model->name;
   report.planx = &planx;
   report.costs = costs;
   report.pipeline = stagesOf(planx);
-  report.placement = placementOf(planx);
+  if (searches) report.placement = placementOf(planx);
   // Programs that were compiled in another order than the best, to be looked at, differ in nothing else.
   Grid grid = planx.grid();
   if (report.placement) grid = inOrder(grid, report.placement->chosen.axes);

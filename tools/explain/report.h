@@ -95,6 +95,7 @@ struct Report {
 std::string noneFits(const Report& report);
 
 // Without changes and ceilings, which need the compiler (what_if.h). Keeps pointers into `planx`.
-Report reportOf(const Planx& planx, const WorkCosts& costs);
+// `searches`: for the placement; false: there is none in the report, and axes lie as they are numbered.
+Report reportOf(const Planx& planx, const WorkCosts& costs, bool searches = true);
 
 }  // namespace planc

@@ -41,6 +41,7 @@ std::string bytesText(double bytes) {
 
 std::string secondsText(double seconds) {
   if (seconds == 0) return "0 s";
+  if (seconds >= 1e6) return llvm::formatv("{0:e2} s", seconds).str();
   if (seconds >= 1) return llvm::formatv("{0:f3} s", seconds).str();
   if (seconds >= 1e-3) return llvm::formatv("{0:f2} ms", seconds * 1e3).str();
   return llvm::formatv("{0:f2} us", seconds * 1e6).str();

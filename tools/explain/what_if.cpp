@@ -20,7 +20,9 @@ namespace {
 
 constexpr size_t kMostChanges = 3;  // that are told
 constexpr size_t kMostTogether = 3;
-constexpr size_t kMostTrials = 24;  // of changes together
+constexpr size_t kMostTrials = 12;   // of changes together
+constexpr size_t kMostGrids = 24;    // other grids, singly
+constexpr size_t kMostSearched = 6;  // axes whose orders are searched for each trial
 
 // What a change is about: two of one kind do not go together.
 enum class About : uint8_t { Recompute, Shard, Grid, Batch };
@@ -86,7 +88,11 @@ std::string firstError(const Diagnostics& diags) {
 Trial Trials::start() const {
   Trial trial;
   trial.options = options_;
-  trial.options.changes.growCluster = true;
+  // As told, where orders are too many to search once more: see run.
+  for (const GridAxis& axis : program().grid.axes) {
+    const std::string& name = axis.of.empty() ? axis.name : axis.of;
+    if (!llvm::is_contained(trial.options.order, name)) trial.options.order.push_back(name);
+  }
   return trial;
 }
 
@@ -96,8 +102,6 @@ void Trials::run(Trial& trial) const {
   std::string internal;
   PassOptions passes;
   passes.verify = false;
-  // Once, in the order written: the report's times are those of the best order anyway.
-  for (const auto& [axis, ranks] : axes()) trial.options.order.push_back(axis);
   PassResult result = compilePlaced(files_, trial.options, passes, planx, diags, internal);
   if (result != PassResult::Ok) {
     trial.why = internal.empty() ? firstError(diags) : internal;
@@ -107,9 +111,13 @@ void Trials::run(Trial& trial) const {
     trial.why = firstError(diags);
     return;
   }
-  trial.isLegal = true;
+  // Compiled once, in the report's order of axes; times are those of the best, unless there are too many.
+  bool isSearched = planx.grid().axes.size() <= kMostSearched;
+  Report report = reportOf(planx, report_.costs, isSearched);
+  trial.isLegal =
+      report.tokens == report_.tokens;  // else a parameter is not the dim that it is named as
   trial.ranks = planx.grid().ranks();
-  trial.figures = reportOf(planx, report_.costs).asItIs();
+  trial.figures = report.asItIs();
 }
 
 void Trials::run(std::vector<Trial>& trials) const {
@@ -215,18 +223,19 @@ void Trials::addShards(std::vector<Trial>& into) const {
 // Ranks moved from one axis to another, and an axis doubled.
 void Trials::addGrids(std::vector<Trial>& into) const {
   auto list = axes();
+  size_t most = into.size() + kMostGrids;
   auto add = [&](std::vector<std::pair<std::string, int64_t>> sizes) {
+    if (into.size() >= most) return;
     Trial trial = start();
     trial.options.changes.grid = sizes;
     trial.arguments = {gridArgument(sizes)};
     trial.about = {About::Grid};
     into.push_back(std::move(trial));
   };
-  for (const auto& [to, ranks] : list) {
+  for (const auto& [to, ranks] : list) add({{to, ranks * 2}});
+  for (const auto& [to, ranks] : list)
     for (const auto& [from, others] : list)
       if (from != to && others % 2 == 0) add({{from, others / 2}, {to, ranks * 2}});
-    add({{to, ranks * 2}});
-  }
 }
 
 // Half as many samples in each of twice as many microbatches, where the model takes that as a parameter.
@@ -344,7 +353,9 @@ std::vector<Ceiling> Trials::ceilings() const {
     ceiling.axis = axis;
     ceiling.ranks = ranks;
     ceiling.next = 2 * ranks;
-    trials.emplace_back(start()).options.changes.grid = {{axis, 2 * ranks}};
+    PlanChanges& changes = trials.emplace_back(start()).options.changes;
+    changes.grid = {{axis, 2 * ranks}};
+    changes.growCluster = true;
   }
   run(trials);
   int64_t devices = report_.cluster().devicesWithin(report_.cluster().levels.size());
