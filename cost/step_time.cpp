@@ -151,16 +151,17 @@ StepTime stepTime(llvm::ArrayRef<const Module*> roles, llvm::ArrayRef<RoleTime> 
   step.chunks.assign(size_t(schedule->chunks()), WorkCosts{0, 0, 0});
   for (auto [role, time] : llvm::zip(roles, times)) addChunks(*role, time, step.chunks);
   step.timeline = timelineOf(*schedule, step.chunks);
-  step.bubble = step.timeline.bubble();
+  // What stages do before their tasks, they do while they wait for their first one.
   double first = 0, rest = 0;
   for (size_t stage = 0; stage < roles.size(); ++stage) {
     const Task& last = schedule->tasks[stage].back();
     double end = step.timeline.starts[stage].back() + step.chunks[size_t(last.chunk)].of(last.work);
     auto [before, behind] = aroundTasks(*roles[stage], times[stage]);
-    first = std::max(first, before);
+    first = std::max(first, before - step.timeline.starts[stage].front());
     rest = std::max(rest, end + behind);
   }
   step.seconds = first + rest;
+  if (step.seconds > 0) step.bubble = step.timeline.bubble() * step.timeline.length / step.seconds;
   return step;
 }
 

@@ -57,6 +57,7 @@ void PlanChecker::run() {
   for (const ast::PlanStmt& stmt : plan_.body)
     if (auto* grid = std::get_if<ast::Grid>(&stmt.node)) readGrid(*grid, stmt.loc);
   overrideGrid();
+  changeGrid();
   llvm::stable_sort(settings_.grid, [&](const PlanAxis& a, const PlanAxis& b) {
     const Words& order = options_.order;
     return llvm::find(order, a.name) < llvm::find(order, b.name);
@@ -114,6 +115,16 @@ void PlanChecker::overrideGrid() {
     } else {
       suggestFrom(diags_.report(Loc{}, Diag::GridOptionAxis, name), name, axisNames());
     }
+  }
+}
+
+// As if the plan said so.
+void PlanChecker::changeGrid() {
+  for (const auto& [name, size] : options_.changes.grid) {
+    auto at = llvm::find_if(settings_.grid,
+                            [name = &name](const PlanAxis& axis) { return axis.name == *name; });
+    if (at != settings_.grid.end()) *at = {name, std::min(size, kMaxRanks + 1)};
+    else if (!hasGrid_) settings_.grid.push_back({name, std::min(size, kMaxRanks + 1)});
   }
 }
 

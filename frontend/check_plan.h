@@ -73,6 +73,7 @@ class PlanChecker {
   void change(const PlanChanges& changes);
   void readGrid(const ast::Grid& grid, Loc loc);
   void overrideGrid();
+  void changeGrid();
   void checkRanks();
   int64_t devicesWithin(size_t levels) const;
   const PlanAxis* axisNamed(llvm::StringRef name) const;

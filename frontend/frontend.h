@@ -20,6 +20,7 @@ struct File;
 
 // A plan otherwise than it is written, as if its statements said so: what `planc explain` tries.
 struct PlanChanges {
+  std::vector<std::pair<std::string, int64_t>> grid;  // sizes of axes, over --grid's
   int64_t microbatches = 0;        // 0: as written
   std::optional<Words> recompute;  // as PlanSettings has it
   std::vector<Shard> shards;       // instead of the plan's, if there are any

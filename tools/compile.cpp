@@ -39,6 +39,14 @@ void report(const Broken& broken, const Module& model, Diagnostics& diags) {
 
 }  // namespace
 
+bool meetsPlaces(const Planx& planx, Diagnostics& diags) {
+  if (planx.roles.front()->places.empty()) return true;
+  Broken broken;
+  placementOf(planx, &broken);
+  if (broken.place != nullptr) report(broken, *planx.model, diags);
+  return broken.place == nullptr;
+}
+
 PassResult compilePlaced(const Files& files, CompileOptions options, const PassOptions& passes,
                          Planx& planx, Diagnostics& diags, std::string& internal) {
   Diagnostics written = diags;  // of the plan as it is written

@@ -20,4 +20,7 @@ PassResult compilePlaced(const std::vector<std::unique_ptr<ast::File>>& files,
                          CompileOptions options, const PassOptions& passes, Planx& planx,
                          Diagnostics& diags, std::string& internal);
 
+// Whether some order of the grid's axes satisfies the plan's `place`; reports the first that can't be met.
+bool meetsPlaces(const Planx& planx, Diagnostics& diags);
+
 }  // namespace planc

@@ -321,6 +321,8 @@ Exit explain() {
     return fail(kTool, "-o '" + output + "' would overwrite the plan", kUsage);
   ExplainRequest request{*costs, asJson, output, std::nullopt};
   if (oneRank.getNumOccurrences() > 0) request.rank = oneRank;
+  if (output.getNumOccurrences() > 0 && output.empty())
+    return fail(kTool, "-o takes a file's name", kUsage);
   if (!output.empty() && (asJson || request.rank))
     return fail(kTool, "-o writes a page of all ranks: not with --json or --rank", kUsage);
   if (llvm::sys::path::extension(input) == ".planx") return explainProgram(request);

@@ -1,4 +1,4 @@
-// Tested by tests/tools/explain_rank.test.
+// Tested by tests/tools/explain.test.
 #include "tools/explain/card.h"
 
 #include <map>

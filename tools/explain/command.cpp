@@ -1,4 +1,4 @@
-// Tested by tests/tools/explain.test and explain_rank.test.
+// Tested by tests/tools/explain.test.
 #include "tools/explain/command.h"
 
 #include "tools/explain/html.h"

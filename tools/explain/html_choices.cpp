@@ -102,9 +102,7 @@ void printChanges(Out& out, const Report& report) {
               {}};
   std::vector<Change> changes = report.changes;
   if (changes.empty()) {
-    paragraph(out,
-              "No recomputation, ZeRO stage, doubling of an axis or of the microbatches makes it "
-              "fit, nor three of them together.");
+    paragraph(out, escaped(noneFits(report)) + ".");
     table.caption = "The nearest of what was tried";
     if (report.nearest) changes.push_back(*report.nearest);
   }
@@ -130,18 +128,10 @@ void printCeilings(Out& out, const Report& report) {
                {"bubble"},
                {"a step"}},
               {}};
-  int64_t sent = 0;
-  double work = 0;
-  for (const StageBill& stage : report.stages) {
-    sent = std::max(sent, stage.bytesSent());
-    work = std::max(work, stage.work.flops);
-  }
-  double bubble = report.time.bubble;
-  if (report.time.seconds <= 0 && report.pipeline)
-    bubble = report.pipeline->timeline(report.costs).bubble();
-  int64_t arena = report.fullestStage().memory.arena;
-  table.rows.push_back({"as it stands", "", bytes(arena), fitText(report.cluster(), arena),
-                        bytes(sent), flops(work), share(bubble), stepText(report.time.seconds)});
+  Ceiling now = report.asItIs();
+  table.rows.push_back({"as it stands", "", bytes(now.arena), fitText(report.cluster(), now.arena),
+                        bytes(now.bytesSent), flops(now.flops), share(now.bubble),
+                        stepText(now.seconds)});
   std::string refused;
   bool isBeyond = false;
   for (const Ceiling& ceiling : report.ceilings) {

@@ -156,11 +156,7 @@ void printTables(Out& out, const Report& report, const StageBill& most) {
 void printWires(Out& out, const Report& report) {
   if (report.planx->grid().ranks() == 1) return;
   open(out, "wires", "What ranks send each other");
-  const StageBill& most =
-      *std::max_element(report.stages.begin(), report.stages.end(), [](auto& a, auto& b) {
-        return std::pair(a.wireSeconds(), a.bytesSent()) <
-               std::pair(b.wireSeconds(), b.bytesSent());
-      });
+  const StageBill& most = report.loudestStage();
   std::vector<Line> lines = linesOf(most);
   if (lines.empty()) {
     paragraph(out, "Nothing: no rank sends a byte.");

@@ -81,25 +81,26 @@ json::Object talkJson(const Talk& talk, const Cluster& cluster) {
 }
 
 json::Object stageJson(const StageBill& stage, const Cluster& cluster) {
+  bool isTimed = stage.time.compute > 0 || stage.wireSeconds() > 0;
   json::Object where;
   for (const auto& [axis, at] : stage.program->where) where[axis] = at;
   json::Array talks;
   for (const Talk& talk : stage.talks) talks.push_back(talkJson(talk, cluster));
-  return json::Object{{"where", std::move(where)},
-                      {"ranks", stage.ranks},
-                      {"layers", stage.layers},
-                      {"parameters", stage.parameters},
-                      {"activations_in_flight", stage.inFlight},
-                      {"memory", memoryJson(stage.memory)},
-                      {"talks", std::move(talks)},
-                      {"flops", stage.work.flops},
-                      {"other_flops", stage.work.otherFlops},
-                      {"again_flops", stage.work.again},
-                      {"memory_traffic_bytes", stage.work.memoryBytes},
-                      {"flops_per_byte", stage.work.intensity()},
-                      {"compute_seconds", secondsOrNull(stage.time.compute)},
-                      {"exposed_seconds", stage.time.compute > 0 ? json::Value(stage.time.exposed)
-                                                                 : json::Value(nullptr)}};
+  return json::Object{
+      {"where", std::move(where)},
+      {"ranks", stage.ranks},
+      {"layers", stage.layers},
+      {"parameters", stage.parameters},
+      {"activations_in_flight", stage.inFlight},
+      {"memory", memoryJson(stage.memory)},
+      {"talks", std::move(talks)},
+      {"flops", stage.work.flops},
+      {"other_flops", stage.work.otherFlops},
+      {"again_flops", stage.work.again},
+      {"memory_traffic_bytes", stage.work.memoryBytes},
+      {"flops_per_byte", stage.work.intensity()},
+      {"compute_seconds", secondsOrNull(stage.time.compute)},
+      {"exposed_seconds", isTimed ? json::Value(stage.time.exposed) : json::Value(nullptr)}};
 }
 
 json::Value pipelineJson(const Report& report) {
@@ -137,7 +138,7 @@ json::Value pipelineJson(const Report& report) {
 json::Object placingJson(const Placing& placing, const Cluster& cluster) {
   json::Object bytes;
   for (size_t i = 0; i < placing.bytes.size(); ++i)
-    bytes[i < cluster.levels.size() ? cluster.levels[i].name : "beyond"] = placing.bytes[i];
+    bytes[cluster.levels[i].name] = placing.bytes[i];
   return json::Object{
       {"axes", words(placing.axes)}, {"seconds", placing.seconds}, {"bytes", std::move(bytes)}};
 }

@@ -5,6 +5,8 @@
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringExtras.h"
+#include "llvm/Support/FormatVariadic.h"
+#include "tools/explain/units.h"
 
 namespace planc {
 namespace {
@@ -32,7 +34,8 @@ std::string Change::text() const {
 
 int64_t StageBill::bytesSent() const {
   int64_t bytes = 0;
-  for (const Talk& talk : talks) bytes = saturatingAdd(bytes, talk.isBound ? talk.evenBytes : talk.bytes);
+  for (const Talk& talk : talks)
+    bytes = saturatingAdd(bytes, talk.isBound ? talk.evenBytes : talk.bytes);
   return bytes;
 }
 
@@ -45,6 +48,11 @@ double StageBill::wireSeconds() const {
 std::optional<bool> Report::fits() const {
   if (cluster().memory() == 0) return std::nullopt;
   return fullestStage().memory.arena <= cluster().memory();
+}
+
+const StageBill& Report::loudestStage() const {
+  return *std::max_element(stages.begin(), stages.end(),
+                           [](auto& a, auto& b) { return a.bytesSent() < b.bytesSent(); });
 }
 
 Ceiling Report::asItIs() const {
@@ -62,6 +70,17 @@ Ceiling Report::asItIs() const {
 double Report::peakRate() const {
   std::optional<Elem> elem = elemByName(planx->model->settings.word("precision"));
   return elem ? cluster().rate(*elem) : 0;
+}
+
+std::string noneFits(const Report& report) {
+  std::string text = llvm::formatv(
+      "none of {0} changes tried makes it fit: recomputation, ZeRO's stages, an axis doubled, "
+      "smaller "
+      "microbatches, up to three together",
+      report.tried);
+  if (!report.nearest) return text;
+  return text + "; the nearest is " + report.nearest->text() + ", with " +
+         bytesText(double(report.nearest->arena));
 }
 
 Report reportOf(const Planx& planx, const WorkCosts& costs) {

@@ -75,11 +75,14 @@ struct Report {
   std::vector<SentRows> rows;
   std::vector<ExpertRows> experts;
   std::vector<Change> changes;    // that make it fit, the cheapest first; empty where it fits
+  size_t tried = 0;               // so many, alone and together
   std::optional<Change> nearest;  // where none of those tried fits: the one with the smallest arena
   std::vector<Ceiling> ceilings;  // in the grid's order
 
   const Cluster& cluster() const { return planx->roles.front()->cluster; }
   const StageBill& fullestStage() const { return stages[fullest]; }
+  // Whose ranks send the most bytes in a step.
+  const StageBill& loudestStage() const;
   // Whether the fullest rank's arena fits a device; nullopt: the plan names no cluster, or it gives none.
   std::optional<bool> fits() const;
   // Operations/s of a device in the plan's precision; 0: the cluster gives none.
@@ -87,6 +90,9 @@ struct Report {
   // The plan's own figures, as ceilings have them.
   Ceiling asItIs() const;
 };
+
+// Where no change makes it fit: what was tried, and the nearest.
+std::string noneFits(const Report& report);
 
 // Without changes and ceilings, which need the compiler (what_if.h). Keeps pointers into `planx`.
 Report reportOf(const Planx& planx, const WorkCosts& costs);

@@ -114,14 +114,7 @@ std::string memoryText(const Report& report) {
 
 std::string changesText(const Report& report) {
   if (report.fits() != false) return "";
-  if (report.changes.empty())
-    return "  no recomputation, ZeRO stage, doubling of an axis or of the microbatches makes it "
-           "fit, "
-           "nor three of them together" +
-           (report.nearest ? "; nearest: " + report.nearest->text() + ", " +
-                                 bytesText(double(report.nearest->arena))
-                           : "") +
-           "\n";
+  if (report.changes.empty()) return "  " + noneFits(report) + "\n";
   std::string text = "  it would fit with\n";
   Rows rows{{"", "arena", "left", "a step"}};
   for (const Change& change : report.changes) {
@@ -231,8 +224,7 @@ std::string placingText(const Placing& placing, const Cluster& cluster) {
   std::vector<std::string> words;
   for (size_t i = 0; i < placing.bytes.size(); ++i)
     if (placing.bytes[i] > 0)
-      words.push_back((i < cluster.levels.size() ? cluster.levels[i].name : "beyond") + " " +
-                      bytesText(placing.bytes[i]));
+      words.push_back(cluster.levels[i].name + " " + bytesText(placing.bytes[i]));
   return llvm::join(words, ", ");
 }
 

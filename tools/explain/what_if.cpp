@@ -1,7 +1,7 @@
 // Each trial compiles the plan with one thing changed, as the command line or another statement would have
 // it, unverified since nobody runs it, and reads the figures off its programs; trials run side by side.
 // Where no single change makes a plan fit, changes of different kinds are tried together.
-// Tested by tests/tools/what_if.test and tests/unit/what_if_test.cpp.
+// Tested by tests/tools/what_if.test.
 #include "tools/explain/what_if.h"
 
 #include <algorithm>
@@ -34,11 +34,6 @@ struct Trial {
   std::string why;
   int64_t ranks = 1;
   Ceiling figures;
-
-  // Device time of a step; where the cluster gives no rates, work.
-  double price() const {
-    return double(ranks) * (figures.seconds > 0 ? figures.seconds : figures.flops);
-  }
 };
 
 class Trials {
@@ -75,11 +70,6 @@ Change changeOf(const Trial& trial) {
           trial.figures.arena, trial.figures.flops, trial.figures.seconds};
 }
 
-void setGrid(CompileOptions& options, const std::string& axis, int64_t ranks) {
-  llvm::erase_if(options.grid, [&](const auto& entry) { return entry.first == axis; });
-  options.grid.push_back({axis, std::to_string(ranks)});
-}
-
 std::string gridArgument(llvm::ArrayRef<std::pair<std::string, int64_t>> sizes) {
   std::vector<std::string> words;
   for (const auto& [axis, ranks] : sizes) words.push_back(axis + "=" + std::to_string(ranks));
@@ -111,6 +101,10 @@ void Trials::run(Trial& trial) const {
   PassResult result = compilePlaced(files_, trial.options, passes, planx, diags, internal);
   if (result != PassResult::Ok) {
     trial.why = internal.empty() ? firstError(diags) : internal;
+    return;
+  }
+  if (!meetsPlaces(planx, diags)) {
+    trial.why = firstError(diags);
     return;
   }
   trial.isLegal = true;
@@ -181,8 +175,12 @@ void Trials::addRecompute(std::vector<Trial>& into) const {
     add(more);
   }
   if (hasRepeat && !isWhole) add({"layer"});
-  if (isGathered && !llvm::is_contained(now, "gather"))
-    add({isWhole ? "layer" : "attend", "gather"});
+  if (isGathered && !llvm::is_contained(now, "gather")) {
+    Words more = now;
+    more.push_back("gather");
+    add(more);
+    if (hasRepeat && !isWhole) add({"layer", "gather"});
+  }
 }
 
 // ZeRO's stages, over the axes that the plan shards over or, if it does not, over those that split inputs.
@@ -219,7 +217,7 @@ void Trials::addGrids(std::vector<Trial>& into) const {
   auto list = axes();
   auto add = [&](std::vector<std::pair<std::string, int64_t>> sizes) {
     Trial trial = start();
-    for (const auto& [axis, ranks] : sizes) setGrid(trial.options, axis, ranks);
+    trial.options.changes.grid = sizes;
     trial.arguments = {gridArgument(sizes)};
     trial.about = {About::Grid};
     into.push_back(std::move(trial));
@@ -283,35 +281,40 @@ Trial Trials::together(const Trial& a, const Trial& b) {
   if (more.microbatches > 0) changes.microbatches = more.microbatches;
   if (more.recompute) changes.recompute = more.recompute;
   if (!more.shards.empty()) changes.shards = more.shards;
-  if (b.about.count(About::Grid)) both.options.grid = b.options.grid;
+  if (!more.grid.empty()) changes.grid = more.grid;
   if (b.about.count(About::Batch)) both.options.defines = b.options.defines;
   return both;
 }
 
+// Pairs may be cheaper than the single changes that fit; three together are tried for want of others.
 void Trials::findChanges(Report& into) const {
   int64_t memory = report_.cluster().memory(), now = report_.fullestStage().memory.arena;
   std::vector<Trial> singles = this->singles(), fitting;
   std::optional<Trial> nearest;
   auto keep = [&](std::vector<Trial>& trials) {
     run(trials);
+    into.tried += trials.size();
     for (const Trial& trial : trials) {
       if (!trial.isLegal) continue;
       if (trial.figures.arena <= memory) fitting.push_back(trial);
       if (trial.figures.arena < (nearest ? nearest->figures.arena : now)) nearest = trial;
     }
   };
+  auto fits = [&](const Trial& trial) { return trial.figures.arena <= memory; };
+  auto helps = [&](const Trial& trial) {
+    return trial.isLegal && trial.figures.arena < now && !fits(trial);
+  };
   keep(singles);
   std::vector<Trial> last = singles;
-  auto helps = [&](const Trial& trial) { return trial.isLegal && trial.figures.arena < now; };
-  for (size_t count = 2; count <= kMostTogether && fitting.size() < kMostChanges; ++count) {
+  for (size_t count = 2; count <= kMostTogether; ++count) {
+    if (count > 2 && fitting.size() >= kMostChanges) break;
     std::vector<Trial> next;
     std::set<std::set<std::string>> seen;
     llvm::stable_sort(last, [](auto& a, auto& b) { return a.figures.arena < b.figures.arena; });
     for (const Trial& a : last)
       for (const Trial& b : singles) {
         bool isApart = llvm::none_of(b.about, [&](About about) { return a.about.count(about); });
-        bool fits = a.figures.arena <= memory || b.figures.arena <= memory;
-        if (!isApart || fits || !helps(a) || !helps(b) || next.size() >= kMostTrials) continue;
+        if (!isApart || !helps(a) || !helps(b) || next.size() >= kMostTrials) continue;
         Trial both = together(a, b);
         std::set<std::string> words(both.statements.begin(), both.statements.end());
         words.insert(both.arguments.begin(), both.arguments.end());
@@ -320,7 +323,12 @@ void Trials::findChanges(Report& into) const {
     keep(next);
     last = std::move(next);
   }
-  llvm::stable_sort(fitting, [](auto& a, auto& b) { return a.price() < b.price(); });
+  // Device time of a step; where the cluster gives no rate, work.
+  bool isTimed = report_.peakRate() > 0;
+  auto price = [&](const Trial& trial) {
+    return double(trial.ranks) * (isTimed ? trial.figures.seconds : trial.figures.flops);
+  };
+  llvm::stable_sort(fitting, [&](auto& a, auto& b) { return price(a) < price(b); });
   if (fitting.size() > kMostChanges) fitting.resize(kMostChanges);
   for (const Trial& trial : fitting) into.changes.push_back(changeOf(trial));
   if (fitting.empty() && nearest) into.nearest = changeOf(*nearest);
@@ -336,7 +344,7 @@ std::vector<Ceiling> Trials::ceilings() const {
     ceiling.axis = axis;
     ceiling.ranks = ranks;
     ceiling.next = 2 * ranks;
-    setGrid(trials.emplace_back(start()).options, axis, 2 * ranks);
+    trials.emplace_back(start()).options.changes.grid = {{axis, 2 * ranks}};
   }
   run(trials);
   int64_t devices = report_.cluster().devicesWithin(report_.cluster().levels.size());
