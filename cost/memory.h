@@ -22,7 +22,7 @@ struct SavedChunk {
 struct HeldValue {
   std::string name;  // a variable's, or a value's from the plan
   std::string kind;  // as MemoryBill's fields: `activations`, `workspace`, ...
-  int64_t bytes = 0;  // that nothing listed before it lies on
+  int64_t bytes = 0;  // that count for it, where others lie on the same
   Loc loc = {};
 };
 

@@ -306,6 +306,12 @@ TEST(MemoryBill, ByHand) {
                                       "x inputs", "c workspace", "t workspace", "loss inputs"}));
   checkBill(*role);
   checkLives(*role);
+  // @last is held from where its value is made in its place, not from where it is set.
+  Lives lives = livesOf(*role);
+  auto last = llvm::find_if(lives.list,
+                            [](const Life& life) { return life.var && life.var->name == "last"; });
+  ASSERT_NE(last, lives.list.end());
+  EXPECT_EQ(lives.moments[size_t(last->from)]->kind, OpKind::Exp);
 }
 
 }  // namespace
