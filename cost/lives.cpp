@@ -282,7 +282,7 @@ class Walk {
 
 llvm::StringRef name(Holding holding) {
   constexpr llvm::StringLiteral names[] = {"weights",     "gradients",     "optimizer", "inputs",
-                                           "activations", "communication", "workspace"};
+                                           "activations", "messages", "workspace"};
   return names[size_t(holding)];
 }
 

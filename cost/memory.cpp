@@ -149,7 +149,7 @@ MemoryBill memoryOf(const Module& role) {
   bill.saved = savedBy(lives);
   std::vector<Share> shares = sharesAt(lives, moment);
   int64_t* const fields[] = {&bill.weights,     &bill.gradients,     &bill.optimizer, &bill.inputs,
-                             &bill.activations, &bill.communication, &bill.workspace};
+                             &bill.activations, &bill.messages, &bill.workspace};
   static_assert(std::size(fields) == kHoldings);
   bill.gaps = bill.arena;
   for (const Share& share : shares) {

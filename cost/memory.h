@@ -37,7 +37,7 @@ struct MemoryBill {
   // When the arena is fullest: at the first op at which the most bytes are held. Bytes that several hold (a
   // result made on an operand, a sum made on a rank's own) count once, for the field that stands first here.
   int64_t activations = 0;    // saved for the backward pass, of all microbatches in flight
-  int64_t communication = 0;  // what messages bring and take, gathered weights among it
+  int64_t messages = 0;  // what messages bring and take, gathered weights among it
   int64_t workspace = 0;      // all other values
   int64_t gaps = 0;           // alignment, and holes between buffers
 

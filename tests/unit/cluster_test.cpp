@@ -69,5 +69,29 @@ TEST(Cluster, ReadsBackFromTextAndBytes) {
   EXPECT_TRUE(read->places[1].isScope);
 }
 
+// What no plan could have said, in IR that comes from elsewhere.
+TEST(Cluster, WrongFiguresAreNamed) {
+  auto module = test::compileText(kPlan);
+  ASSERT_TRUE(module);
+  EXPECT_EQ(module->cluster.broken(), "");
+  auto broken = [&](auto&& change) {
+    Cluster cluster = module->cluster;
+    change(cluster);
+    return cluster.broken();
+  };
+  EXPECT_EQ(broken([](Cluster& c) { c.levels[1].name = "node"; }), "level 'node' stands twice");
+  EXPECT_EQ(broken([](Cluster& c) { c.levels[1].figures.set("link", -1.0); }),
+            "level 'row': 'link' is no figure");
+  EXPECT_EQ(broken([](Cluster& c) { c.figures.set("memory", std::string("all")); }),
+            "device 'chip': 'memory' is no figure");
+  EXPECT_EQ(broken([](Cluster& c) { c.figures.set("hbm", 1e300); }),
+            "device 'chip': 'hbm' is no figure");
+  EXPECT_EQ(broken([](Cluster& c) { c.levels[0].count = int64_t{1} << 40; }),
+            "it has too many devices");
+  EXPECT_EQ(broken([](Cluster& c) { c.name = ""; }), "levels of no cluster");
+  module->cluster.levels[1].name = "node";
+  EXPECT_EQ(llvm::toString(verify(*module)), "cluster 'pod': level 'node' stands twice");
+}
+
 }  // namespace
 }  // namespace planc

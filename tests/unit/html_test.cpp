@@ -106,7 +106,7 @@ void expectPlacing(const std::string& page, const Placing& placing) {
 void expectStage(const std::string& page, const StageBill& stage) {
   const MemoryBill& bill = stage.memory;
   for (int64_t bytes : {bill.arena, bill.weights, bill.gradients, bill.optimizer, bill.inputs,
-                        bill.activations, bill.communication, bill.workspace, bill.gaps})
+                        bill.activations, bill.messages, bill.workspace, bill.gaps})
     expectInteger(page, bytes, "memory");
   for (const SavedChunk& saved : bill.saved) {
     expectInteger(page, saved.bytes, "a chunk's");

@@ -48,10 +48,10 @@ int64_t bytesOf(const Module& role, std::initializer_list<VarKind> kinds) {
 void checkBill(const Module& role) {
   MemoryBill bill = memoryOf(role);
   EXPECT_EQ(bill.arena, role.arenaBytes);
-  EXPECT_EQ(bill.state() + bill.activations + bill.communication + bill.workspace + bill.gaps,
+  EXPECT_EQ(bill.state() + bill.activations + bill.messages + bill.workspace + bill.gaps,
             bill.arena);
   for (int64_t field : {bill.weights, bill.gradients, bill.optimizer, bill.inputs, bill.activations,
-                        bill.communication, bill.workspace, bill.gaps})
+                        bill.messages, bill.workspace, bill.gaps})
     EXPECT_GE(field, 0);
   EXPECT_EQ(bill.weights, bytesOf(role, {VarKind::Weight, VarKind::Copy}));
   EXPECT_EQ(bill.optimizer, bytesOf(role, {VarKind::Moment}));
@@ -67,7 +67,7 @@ void checkBill(const Module& role) {
       most = bytes, fullest = moment;
   EXPECT_EQ(bill.fullest, lives.moments[size_t(fullest)]);
   int64_t fields[] = {bill.weights,     bill.gradients,     bill.optimizer, bill.inputs,
-                      bill.activations, bill.communication, bill.workspace};
+                      bill.activations, bill.messages, bill.workspace};
   int64_t before = 0;
   for (size_t holding = 0; holding < kHoldings; ++holding) {
     int64_t with = heldAt(lives, fullest, holding);
@@ -292,7 +292,7 @@ TEST(MemoryBill, ByHand) {
   // as the carried value dies.
   EXPECT_EQ(bill.activations, 512);
   EXPECT_EQ(bill.workspace, 512);
-  EXPECT_EQ(bill.communication, 0);
+  EXPECT_EQ(bill.messages, 0);
   EXPECT_EQ(bill.gaps, 0x1000 - 4 * 512 - 512 - 264);
   ASSERT_TRUE(bill.fullest);
   EXPECT_EQ(bill.fullest->result()->name, "t");

@@ -38,7 +38,7 @@ class Inventor {
 inline void inventMemory(MemoryBill& bill, const Module& program, Inventor& inventor) {
   int64_t rest = 0;
   for (int64_t* part : {&bill.weights, &bill.gradients, &bill.optimizer, &bill.inputs,
-                        &bill.activations, &bill.communication, &bill.workspace, &bill.gaps})
+                        &bill.activations, &bill.messages, &bill.workspace, &bill.gaps})
     rest += * part = inventor.bytes() / 100;
   bill.arena = rest;
   bill.saved = {{0, inventor.bytes(), 3}, {1, inventor.bytes(), 2}};

@@ -123,7 +123,7 @@ std::string explainRankText(const Report& report, int64_t rank) {
   std::pair<const char*, int64_t> parts[] = {
       {"weights", m.weights},         {"gradients", m.gradients},
       {"optimizer", m.optimizer},     {"inputs", m.inputs},
-      {"activations", m.activations}, {"messages", m.communication},
+      {"activations", m.activations}, {"messages", m.messages},
       {"workspace", m.workspace},     {"gaps", m.gaps}};
   for (const auto& [what, bytes] : parts) rows.push_back({what, bytesText(double(bytes)), ""});
   text += columns(rows, 1);

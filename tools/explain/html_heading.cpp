@@ -16,7 +16,7 @@ std::string fillsMost(const MemoryBill& bill) {
   std::pair<int64_t, llvm::StringRef> parts[] = {
       {bill.weights, "weights"},         {bill.gradients, "gradients"},
       {bill.optimizer, "optimizer"},     {bill.inputs, "inputs"},
-      {bill.activations, "activations"}, {bill.communication, "buffers of messages"},
+      {bill.activations, "activations"}, {bill.messages, "buffers of messages"},
       {bill.workspace, "workspace"},     {bill.gaps, "gaps"}};
   auto most = *std::max_element(std::begin(parts), std::end(parts),
                                 [](auto& a, auto& b) { return a.first < b.first; });

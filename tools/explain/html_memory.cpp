@@ -15,7 +15,7 @@ struct Part {
 constexpr Part kParts[] = {
     {"weights", &MemoryBill::weights},         {"gradients", &MemoryBill::gradients},
     {"optimizer", &MemoryBill::optimizer},     {"inputs", &MemoryBill::inputs},
-    {"activations", &MemoryBill::activations}, {"messages", &MemoryBill::communication},
+    {"activations", &MemoryBill::activations}, {"messages", &MemoryBill::messages},
     {"workspace", &MemoryBill::workspace},     {"gaps", &MemoryBill::gaps},
 };
 // A limit that is further off than so many times the fullest arena would leave no bars to see.
@@ -81,7 +81,7 @@ void printLargest(Out& out, const Report& report) {
               {}};
   for (const HeldValue& value : stage.memory.largest)
     table.rows.push_back(
-        {escaped(value.name), escaped(value.kind == "communication" ? "messages" : value.kind),
+        {escaped(value.name), escaped(value.kind),
          bytes(value.bytes),
          share(double(value.bytes) / double(std::max<int64_t>(1, stage.memory.arena))),
          placeText(*stage.program, value.loc)});

@@ -58,7 +58,7 @@ json::Object memoryJson(const MemoryBill& bill) {
                       {"optimizer_bytes", bill.optimizer},
                       {"inputs_bytes", bill.inputs},
                       {"activations_bytes", bill.activations},
-                      {"messages_bytes", bill.communication},
+                      {"messages_bytes", bill.messages},
                       {"workspace_bytes", bill.workspace},
                       {"gaps_bytes", bill.gaps},
                       {"saved", std::move(saved)},

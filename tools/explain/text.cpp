@@ -95,7 +95,7 @@ std::string memoryText(const Report& report) {
     const MemoryBill& m = report.stages[i].memory;
     std::vector<std::string> row{report.pipeline ? std::to_string(i) : "all"};
     for (int64_t bytes : {m.arena, m.weights, m.gradients, m.optimizer, m.inputs, m.activations,
-                          m.communication, m.workspace, m.gaps})
+                          m.messages, m.workspace, m.gaps})
       row.push_back(inUnit(double(bytes), unit));
     row.push_back(savedText(m, unit));
     rows.push_back(std::move(row));
