@@ -69,6 +69,19 @@ std::string savedText(const MemoryBill& bill, const ByteUnit& unit) {
   return llvm::join(words, " + ");
 }
 
+// The three parts that take the most.
+std::string filledBy(const MemoryBill& m) {
+  std::vector<std::pair<int64_t, const char*>> parts{
+      {m.weights, "weights"},         {m.gradients, "gradients"}, {m.optimizer, "optimizer"},
+      {m.activations, "activations"}, {m.messages, "messages"},   {m.workspace, "workspace"}};
+  llvm::stable_sort(parts, [](auto& a, auto& b) { return a.first > b.first; });
+  std::vector<std::string> words;
+  for (size_t i = 0; i < 3 && parts[i].first > 0; ++i)
+    words.push_back(std::string(parts[i].second) + " " + bytesText(double(parts[i].first)) + " (" +
+                    percent(double(parts[i].first) / double(m.arena)) + ")");
+  return llvm::join(words, ", ");
+}
+
 std::string verdict(const Report& report) {
   const StageBill& fullest = report.fullestStage();
   std::string where = fullest.title.empty() ? "" : ", that of " + fullest.title;
@@ -100,7 +113,8 @@ std::string memoryText(const Report& report) {
     row.push_back(savedText(m, unit));
     rows.push_back(std::move(row));
   }
-  std::string text = verdict(report) + columns(rows);
+  std::string text = verdict(report) + columns(rows) +
+                     "  most of the fullest: " + filledBy(report.fullestStage().memory) + "\n";
   const MemoryBill& m = report.fullestStage().memory;
   if (!m.largest.empty()) {
     std::vector<std::string> words;
