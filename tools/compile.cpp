@@ -28,8 +28,14 @@ void report(const Broken& broken, const Module& model, Diagnostics& diags) {
   int64_t devices = model.cluster.devicesWithin(model.cluster.find(place.level) + 1);
   std::vector<std::string> names;
   for (const std::string& axis : place.axes) names.push_back("'" + axis + "'");
-  Diagnostic& message =
-      diags.report(place.loc, Diag::PlaceUnmet, llvm::join(names, " x "), place.level, devices);
+  std::string axes = llvm::join(names, " x ");
+  if (size_t count = writtenOrder(model).size(); count > kMaxOrdered) {
+    diags.report(place.loc, Diag::PlaceAsWritten, count, axes, place.level, devices)
+        .suggest("write them last in 'grid'; of up to " + std::to_string(kMaxOrdered) +
+                 " axes the compiler finds the order");
+    return;
+  }
+  Diagnostic& message = diags.report(place.loc, Diag::PlaceUnmet, axes, place.level, devices);
   if (broken.with != nullptr) message.note(broken.with->loc, Diag::PlaceClash);
   std::string smaller;
   if (broken.most > 0) smaller = "use " + broken.axis + " up to " + std::to_string(broken.most);

@@ -246,9 +246,10 @@ std::string placementText(const Report& report) {
   if (!report.placement) return "";
   const Placement& placement = *report.placement;
   const Cluster& cluster = report.cluster();
-  std::string text =
-      "placement: axes from the slowest wires to the fastest, the order in which the "
-      "wires need the least time\n";
+  bool isSearched = placement.chosen.axes.size() <= kMaxOrdered;
+  std::string text = "placement: axes from the slowest wires to the fastest, ";
+  text += isSearched ? "the order in which the wires need the least time\n"
+                     : "as written: orders of so many are not searched\n";
   Rows rows{{"order", "", "wires, at least", "sent on the wires by all ranks"}};
   auto add = [&](const std::string& what, const Placing& placing) {
     std::string order = llvm::join(placing.axes, ", ");
