@@ -81,8 +81,7 @@ void printLargest(Out& out, const Report& report) {
               {}};
   for (const HeldValue& value : stage.memory.largest)
     table.rows.push_back(
-        {escaped(value.name), escaped(value.kind),
-         bytes(value.bytes),
+        {escaped(value.name), escaped(value.kind), bytes(value.bytes),
          share(double(value.bytes) / double(std::max<int64_t>(1, stage.memory.arena))),
          placeText(*stage.program, value.loc)});
   print(out, table);

@@ -52,16 +52,11 @@ json::Object memoryJson(const MemoryBill& bill) {
   for (const HeldValue& held : bill.largest)
     largest.push_back(
         json::Object{{"name", held.name}, {"kind", held.kind}, {"bytes", held.bytes}});
-  return json::Object{{"arena_bytes", bill.arena},
-                      {"weights_bytes", bill.weights},
-                      {"gradients_bytes", bill.gradients},
-                      {"optimizer_bytes", bill.optimizer},
-                      {"inputs_bytes", bill.inputs},
-                      {"activations_bytes", bill.activations},
-                      {"messages_bytes", bill.messages},
-                      {"workspace_bytes", bill.workspace},
-                      {"gaps_bytes", bill.gaps},
-                      {"saved", std::move(saved)},
+  return json::Object{{"arena_bytes", bill.arena},         {"weights_bytes", bill.weights},
+                      {"gradients_bytes", bill.gradients}, {"optimizer_bytes", bill.optimizer},
+                      {"inputs_bytes", bill.inputs},       {"activations_bytes", bill.activations},
+                      {"messages_bytes", bill.messages},   {"workspace_bytes", bill.workspace},
+                      {"gaps_bytes", bill.gaps},           {"saved", std::move(saved)},
                       {"largest", std::move(largest)}};
 }
 
@@ -250,35 +245,35 @@ std::string explainJson(const Report& report) {
   if (auto known = report.fits()) fits = *known;
   double peak = report.peakRate() * double(report.planx->grid().ranks());
   bool isTimed = report.time.seconds > 0;
-  json::Object root{
-      {"schema", kExplainSchema},
-      {"plan", report.plan},
-      {"cluster", clusterJson(cluster)},
-      {"grid", std::move(grid)},
-      {"ranks", report.planx->grid().ranks()},
-      {"parameters", report.parameters},
-      {"tokens", report.tokens},
-      {"fits", std::move(fits)},
-      {"fullest_stage", int64_t(report.fullest)},
-      {"arena_bytes", report.fullestStage().memory.arena},
-      {"model_flops", report.modelFlops},
-      {"flops", report.flops},
-      {"again_flops", report.again},
-      {"seconds", secondsOrNull(report.time.seconds)},
-      {"idle_share", isTimed ? json::Value(report.time.bubble) : json::Value(nullptr)},
-      {"peak_share", isTimed && peak > 0
-                         ? json::Value(report.modelFlops / (report.time.seconds * peak))
-                         : json::Value(nullptr)},
-      {"pipeline", pipelineJson(report)},
-      {"stages", std::move(stages)},
-      {"attention", attentionJson(report)},
-      {"experts", expertsJson(report)},
-      {"expert_work", expertWorkJson(report)},
-      {"placement", placementJson(report)},
-      {"changes", std::move(changes)},
-      {"nearest_change",
-       report.nearest ? json::Value(changeJson(*report.nearest)) : json::Value(nullptr)},
-      {"ceilings", ceilingsJson(report)}};
+  json::Object root{{"schema", kExplainSchema},
+                    {"plan", report.plan},
+                    {"cluster", clusterJson(cluster)},
+                    {"grid", std::move(grid)},
+                    {"ranks", report.planx->grid().ranks()},
+                    {"parameters", report.parameters},
+                    {"tokens", report.tokens},
+                    {"fits", std::move(fits)},
+                    {"fullest_stage", int64_t(report.fullest)},
+                    {"arena_bytes", report.fullestStage().memory.arena},
+                    {"model_flops", report.modelFlops},
+                    {"flops", report.flops},
+                    {"again_flops", report.again},
+                    {"seconds", secondsOrNull(report.time.seconds)},
+                    {"idle_share", isTimed && report.pipeline ? json::Value(report.time.bubble)
+                                                              : json::Value(nullptr)},
+                    {"peak_share", isTimed && peak > 0 ? json::Value(report.modelFlops /
+                                                                     (report.time.seconds * peak))
+                                                       : json::Value(nullptr)},
+                    {"pipeline", pipelineJson(report)},
+                    {"stages", std::move(stages)},
+                    {"attention", attentionJson(report)},
+                    {"experts", expertsJson(report)},
+                    {"expert_work", expertWorkJson(report)},
+                    {"placement", placementJson(report)},
+                    {"changes", std::move(changes)},
+                    {"nearest_change", report.nearest ? json::Value(changeJson(*report.nearest))
+                                                      : json::Value(nullptr)},
+                    {"ceilings", ceilingsJson(report)}};
   return printed(std::move(root));
 }
 

@@ -72,7 +72,21 @@ double Report::peakRate() const {
   return elem ? cluster().rate(*elem) : 0;
 }
 
+Words idleAxes(const Report& report) {
+  const Module& program = *report.planx->roles.front();
+  Words used{program.pipeline.axis}, idle;
+  for (const Split& split : program.splits) llvm::append_range(used, split.axes);
+  for (const Shard& shard : program.shards) llvm::append_range(used, shard.axes);
+  for (const GridAxis& axis : program.grid.axes)
+    if (const std::string& whole = axis.of.empty() ? axis.name : axis.of;
+        !llvm::is_contained(used, axis.name) && !llvm::is_contained(used, whole))
+      idle.push_back(axis.name);
+  return idle;
+}
+
 std::string noneFits(const Report& report) {
+  if (report.tried == 0)
+    return "what would make it fit is told of a plan, not of a compiled program";
   std::string text = llvm::formatv(
       "none of {0} changes tried makes it fit: recomputation, ZeRO's stages, an axis doubled, "
       "smaller "

@@ -75,7 +75,7 @@ struct Report {
   std::vector<SentRows> rows;
   std::vector<ExpertRows> experts;
   std::vector<Change> changes;    // that make it fit, the cheapest first; empty where it fits
-  size_t tried = 0;               // so many, alone and together
+  size_t tried = 0;               // so many, alone and together; of a compiled program none can be
   std::optional<Change> nearest;  // where none of those tried fits: the one with the smallest arena
   std::vector<Ceiling> ceilings;  // in the grid's order
 
@@ -90,6 +90,9 @@ struct Report {
   // The plan's own figures, as ceilings have them.
   Ceiling asItIs() const;
 };
+
+// Axes of the grid that divide nothing: their ranks repeat each other's work.
+Words idleAxes(const Report& report);
 
 // Where no change makes it fit: what was tried, and the nearest.
 std::string noneFits(const Report& report);

@@ -54,9 +54,11 @@ std::string heading(const Report& report) {
       levels.push_back(level.name + " " + std::to_string(level.count));
     text += " on " + cluster.name + " (" + llvm::join(levels, ", ") + " of " + cluster.device + ")";
   }
-  return text +
-         llvm::formatv("\n  {0} parameters, {1} tokens a step\n", report.parameters, report.tokens)
-             .str();
+  text += llvm::formatv("\n  {0} parameters, {1} tokens a step\n", report.parameters, report.tokens)
+              .str();
+  for (const std::string& axis : idleAxes(report))
+    text += "  warning: '" + axis + "' divides nothing: its ranks repeat each other's work\n";
+  return text;
 }
 
 // ---- Memory
