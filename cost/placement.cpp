@@ -128,7 +128,8 @@ void Search::eachOrder(llvm::function_ref<void(const Order&)> visit) const {
   Order order(axes_.size());
   std::iota(order.begin(), order.end(), uint8_t{0});
   do visit(order);
-  while (axes_.size() <= kMaxOrdered && std::next_permutation(order.begin(), order.end()));
+  while (areOrdered(axes_.size(), grid_.ranks()) &&
+         std::next_permutation(order.begin(), order.end()));
 }
 
 int64_t Search::behind(const Order& order, llvm::StringRef axis) const {
@@ -345,6 +346,13 @@ Words writtenOrder(const Module& model) {
   for (const GridAxis& axis : model.grid.axes)
     if (!llvm::is_contained(written, planAxis(axis))) written.push_back(planAxis(axis));
   return written;
+}
+
+bool areOrdered(size_t axes, int64_t ranks) {
+  if (axes > kMaxOrdered) return false;
+  int64_t orders = 1;
+  for (size_t i = 2; i <= axes; ++i) orders *= int64_t(i);
+  return saturatingMul(orders, ranks) <= kMaxLooked;
 }
 
 bool hasOrders(const Module& model) {

@@ -15,8 +15,11 @@
 
 namespace planc {
 
-// More axes than that are not ordered: they stay as they are written.
+// Whether orders of so many axes over so many ranks are searched: of more than kMaxOrdered axes, or where all
+// orders' ranks together are more than kMaxLooked, they are not, and axes stay as they are written.
 inline constexpr size_t kMaxOrdered = 8;
+inline constexpr int64_t kMaxLooked = int64_t{1} << 26;
+bool areOrdered(size_t axes, int64_t ranks);
 
 struct Placing {
   Words axes;  // the plan's, the outermost first

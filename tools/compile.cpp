@@ -29,10 +29,9 @@ void report(const Broken& broken, const Module& model, Diagnostics& diags) {
   std::vector<std::string> names;
   for (const std::string& axis : place.axes) names.push_back("'" + axis + "'");
   std::string axes = llvm::join(names, " x ");
-  if (size_t count = writtenOrder(model).size(); count > kMaxOrdered) {
+  if (size_t count = writtenOrder(model).size(); !areOrdered(count, model.grid.ranks())) {
     diags.report(place.loc, Diag::PlaceAsWritten, count, axes, place.level, devices)
-        .suggest("write them last in 'grid'; of up to " + std::to_string(kMaxOrdered) +
-                 " axes the compiler finds the order");
+        .suggest("write them last in 'grid'; of fewer axes the compiler finds the order");
     return;
   }
   Diagnostic& message = diags.report(place.loc, Diag::PlaceUnmet, axes, place.level, devices);

@@ -248,7 +248,7 @@ std::string placementText(const Report& report) {
   if (!report.placement) return "";
   const Placement& placement = *report.placement;
   const Cluster& cluster = report.cluster();
-  bool isSearched = placement.chosen.axes.size() <= kMaxOrdered;
+  bool isSearched = areOrdered(placement.chosen.axes.size(), report.planx->grid().ranks());
   std::string text = "placement: axes from the slowest wires to the fastest, ";
   text += isSearched ? "the order in which the wires need the least time\n"
                      : "as written: orders of so many are not searched\n";
