@@ -215,17 +215,10 @@ TEST(MemoryBill, Grids) {
       "grid data 2, pipe 2 split batch over data split layer over pipe by zero_bubble",
       "grid context 2, data 2 split batch over data split seq over context by ring",
   };
-  for (const std::string& grid : grids)
-    for (const char* zero : {"", "optimizer", "gradients", "weights"})
-      for (const char* precision : {"f32", "bf16"}) {
-        std::string plan = grid + " microbatches 2 precision " + precision;
-        if (*zero != 0 && grid.find("data") != std::string::npos)
-          plan += std::string(" shard ") + zero + " over data";
-        for (const std::string& text : {test::dense(plan), test::experts(plan)}) {
-          EXPECT_TRUE(check(test::compileText(text), true));
-          if (HasFailure()) FAIL() << text;
-        }
-      }
+  for (const std::string& text : test::onGrids(grids)) {
+    EXPECT_TRUE(check(test::compileText(text), true));
+    if (HasFailure()) FAIL() << text;
+  }
 }
 
 // A step by hand: two layers scale x by a weight, and go back. 64 elements are 256 bytes.

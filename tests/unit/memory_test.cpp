@@ -186,22 +186,15 @@ TEST(Memory, NoLiveValueIsOverwrittenBetweenRanks) {
       "grid data 4 split batch over data recompute layer",
       "grid tensor 4 split head, ffn, vocab over tensor split seq over tensor by gather",
   };
-  for (const std::string& grid : grids)
-    for (const char* zero : {"", "optimizer", "gradients", "weights"})
-      for (const char* precision : {"f32", "bf16"}) {
-        std::string plan = grid + " microbatches 2 precision " + precision;
-        if (*zero != 0 && grid.find("data") != std::string::npos)
-          plan += std::string(" shard ") + zero + " over data";
-        for (const std::string& text : {test::dense(plan), test::experts(plan)}) {
-          auto module = test::sharded(text, "emit");
-          ASSERT_TRUE(module) << text;
-          Checker checker(*module);
-          for (const auto& call : module->schedule)
-            checker.run(*module->findFunction(call.function)->body);
-          EXPECT_GT(checker.checked, 200) << plan;
-          if (HasFailure()) FAIL() << text;
-        }
-      }
+  for (const std::string& text : test::onGrids(grids)) {
+    auto module = test::sharded(text, "emit");
+    ASSERT_TRUE(module) << text;
+    Checker checker(*module);
+    for (const auto& call : module->schedule)
+      checker.run(*module->findFunction(call.function)->body);
+    EXPECT_GT(checker.checked, 200);
+    if (HasFailure()) FAIL() << text;
+  }
 }
 
 // Weights gathered a layer ahead: those of two layers, nothing else.

@@ -52,6 +52,21 @@ inline const char* const kSequence =
     "grid data 2, tensor 2 split batch over data split head, kv, ffn, vocab over tensor "
     "split seq over tensor by gather ";
 
+// Plans of both models on each grid: with every ZeRO stage that its data axis can have, in f32 and bf16.
+inline std::vector<std::string> onGrids(llvm::ArrayRef<std::string> grids) {
+  std::vector<std::string> plans;
+  for (const std::string& grid : grids)
+    for (const char* zero : {"", "optimizer", "gradients", "weights"})
+      for (const char* precision : {"f32", "bf16"}) {
+        std::string plan = grid + " microbatches 2 precision " + precision;
+        if (*zero != 0 && grid.find("data") != std::string::npos)
+          plan += std::string(" shard ") + zero + " over data";
+        plans.push_back(dense(plan));
+        plans.push_back(experts(plan));
+      }
+  return plans;
+}
+
 // Up to and with pass `last`.
 inline std::unique_ptr<Module> sharded(const std::string& text,
                                        llvm::StringRef last = "collectives") {
