@@ -66,8 +66,8 @@ void checkBill(const Module& role) {
     if (int64_t bytes = heldAt(lives, moment, kHoldings); bytes > most)
       most = bytes, fullest = moment;
   EXPECT_EQ(bill.fullest, lives.moments[size_t(fullest)]);
-  int64_t fields[] = {bill.weights,     bill.gradients,     bill.optimizer, bill.inputs,
-                      bill.activations, bill.messages, bill.workspace};
+  int64_t fields[] = {bill.weights,     bill.gradients, bill.optimizer, bill.inputs,
+                      bill.activations, bill.messages,  bill.workspace};
   int64_t before = 0;
   for (size_t holding = 0; holding < kHoldings; ++holding) {
     int64_t with = heldAt(lives, fullest, holding);
